@@ -250,7 +250,7 @@ typedef struct host_transfer_role {
     void (*close)(void *instance);
     void (*limits)(void *instance, host_transfer_limits *limits);
     int32_t (*register_memory)(void *instance, const host_memory *memory, uint32_t *region, host_error *error);
-    /* When it returns, no peer's write lands in the region any more. */
+    /* When it returns 0, no peer's write lands in the region any more. HOST_TIMEOUT: not proven, and the region is still registered. */
     int32_t (*deregister_memory)(void *instance, uint32_t region, host_error *error);
     /* Writes what a peer needs to connect to us to `bytes`, if `room` is enough, and its length to `length` in any case. */
     int32_t (*endpoint)(void *instance, uint8_t *bytes, size_t room, size_t *length, host_error *error);

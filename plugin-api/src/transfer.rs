@@ -228,7 +228,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// Ends the registration of a region. When it returns, no peer's write lands in the region any more.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for an unknown region.
+    /// `INVALID_ARGUMENT` for an unknown region. `TIMEOUT` when it is not proven in time that no write lands: then the region is still
+    /// registered, and the host may call again.
     fn deregister(&self, region: RegionId) -> Result<()>;
 
     /// Returns what a peer needs to connect to this instance: opaque bytes that the host carries to the peer. They

@@ -25,8 +25,9 @@ impl Compiler {
         [Some(Self::Gcc), clang].into_iter().flatten().collect()
     }
 
-    /// The command that compiles C, or C++.
-    fn command(self, cpp: bool) -> Option<Command> {
+    /// The command that compiles C, or C++, unless there is none.
+    #[must_use]
+    pub fn command(self, cpp: bool) -> Option<Command> {
         let name = match (self, cpp) {
             (Self::Gcc, false) => "gcc",
             (Self::Gcc, true) => "g++",

@@ -30,6 +30,7 @@ fn an_archive_serves_in_a_bare_root_and_names_what_it_is_made_of() {
         |path: &str| listed.lines().any(|line| line.split_once('/').is_some_and(|(_, rest)| rest == path));
     for path in [
         "bin/host",
+        "bin/host-plugin-test",
         "lib/host/plugins/nixl.so",
         "share/doc/host/README.md",
         "share/doc/host/SECURITY.md",

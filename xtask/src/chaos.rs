@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use crate::workspace::{Profile, Workspace};
 
 const HELP: &str = "\
-Injects faults into real processes under a mixed load, and compares every answer with that of one undivided worker.
+Injects faults into real processes under a mixed load, and compares every answer with that of one aggregated worker.
 
 Two routers, two prefill and three decode workers share a storage tier. Processes are killed, frozen and drained, plugins made to
 hang, to panic and to lie, bytes of stored pages changed. As root, in namespaces of its own, it also cuts links, parts processes, loses

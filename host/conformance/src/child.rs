@@ -18,7 +18,7 @@ use super::observe::be_patient;
 use super::persistence::{dies, rounds, second};
 use super::verdict::{self, Verdict};
 use super::wording::ended;
-use super::{Case, Report, Status, Stop, cases, subject};
+use super::{Case, Outcome, Report, Status, Stop, Subject, cases, subject, transfer_processes};
 
 /// Limit of the output that is kept of a case's process, in bytes.
 const OUTPUT: usize = 1 << 20;
@@ -51,6 +51,9 @@ pub struct OneCase<'a> {
     /// The limit of the case's time. Calls that are still in progress are named after half and after nine tenths of it.
     pub time: Duration,
 }
+
+/// What a process of a case does.
+type Run = fn(&Subject) -> Outcome;
 
 /// Descriptors that a case may have open.
 const DESCRIPTORS: u64 = 4096;
@@ -241,7 +244,8 @@ pub fn run_case(file: &Path, config: &str, one: OneCase<'_>) -> std::io::Result<
     let name = one.name;
     let unknown = || std::io::Error::other(format!("no case is named {name:?}"));
     let case = cases().find(|case| case.name == name).ok_or_else(unknown)?;
-    let run = if one.second { second(name).ok_or_else(unknown)? } else { case.run };
+    let sender = || (name == transfer_processes::NAME).then_some(transfer_processes::send as Run);
+    let run = if one.second { second(name).or_else(sender).ok_or_else(unknown)? } else { case.run };
     be_patient(one.patience);
     tell_what_is_held(one.time)?;
     let outcome = subject(file, config, one.run).and_then(|subject| run(&subject));

@@ -41,6 +41,7 @@ mod transfer_hot;
 mod transfer_large;
 mod transfer_notifications;
 mod transfer_pair;
+mod transfer_processes;
 mod verdict;
 mod wording;
 
@@ -157,6 +158,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         transfer_fence::CASES,
         transfer_notifications::CASES,
         transfer_hot::CASES,
+        transfer_processes::CASES,
         tier::CASES,
         tier_contract::CASES,
         tier_lengths::CASES,

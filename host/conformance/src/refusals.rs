@@ -87,9 +87,9 @@ fn transfer(subject: &Subject) -> Outcome {
     refused(&[
         ("register of memory of an unknown kind", code(pair.sender.register(&strange_memory()))),
         ("deregister of an unknown region", code(pair.sender.deregister(RegionId(4_000_000_000)))),
-        ("connect to an endpoint of no bytes", code(pair.sender.connect("nobody", &[]))),
-        ("connect to an endpoint of other bytes", code(pair.sender.connect("nobody", &[0xA5; 200]))),
-        ("connect to half of an endpoint", code(pair.sender.connect("nobody", cut))),
+        ("connect to an endpoint of no bytes", code(pair.sender.connect("stranger", &[]))),
+        ("connect to an endpoint of other bytes", code(pair.sender.connect("stranger", &[0xA5; 200]))),
+        ("connect to half of an endpoint", code(pair.sender.connect("stranger", cut))),
         ("disconnect of an unknown peer", code(pair.sender.disconnect(PeerId(4_000_000_000)))),
         ("submit to an unknown peer", pair.sender.submit(&unknown, &write)),
         ("submit with a notification that is too long", pair.sender.submit(&long, &write)),

@@ -1,8 +1,9 @@
-//! The examples in Rust, each a workspace of its own: they build, pass their tests, keep the contract, and serve a conversation.
+//! The examples: they build, pass their tests, keep the contract, and serve a conversation. Those in Rust are workspaces of their own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use host_tests::c_plugins::{Compiler, include};
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
@@ -81,28 +82,33 @@ fn the_tier_over_sqlite_has_200_lines_keeps_the_contract_and_restores_a_conversa
     let source = std::fs::read_to_string(repository().join("examples/sqlite-tier/src/lib.rs")).unwrap();
     assert!(source.lines().count() < 200, "the README says fewer than 200 lines");
     let Some(file) = built("sqlite-tier") else { return };
+    keeps_pages("sqlite", &file);
+}
+
+/// Runs the kit on a storage tier, and a conversation that it restores after a restart.
+fn keeps_pages(name: &str, file: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("test.toml");
     let pages = folder.path().join("tested");
     std::fs::write(&config, format!("dir = {pages:?}\nsize_limit_mib = 256\n")).unwrap();
-    let tested = kit(&file, &["--plugin-config", config.to_str().unwrap()]);
+    let tested = kit(file, &["--plugin-config", config.to_str().unwrap()]);
     assert!(tested.status.success() && said(&tested).contains(", 0 did not"), "{}", said(&tested));
     let plugins = plugin_files::directory(&["shm"]);
-    std::fs::copy(&file, plugins.path().join("sqlite.so")).unwrap();
+    std::fs::copy(file, plugins.path().join(format!("{name}.so"))).unwrap();
     let right = right(plugins.path(), 3);
     let served = || {
-        let config = format!("{RESTORES}[plugin.sqlite]\ndir = {:?}\n", folder.path().join("served"));
-        let caches = ["--role", "aggregated", "--prefill-radix-cache", "--plugins", "sqlite"];
+        let config = format!("{RESTORES}[plugin.{name}]\ndir = {:?}\n", folder.path().join("served"));
+        let caches = ["--role", "aggregated", "--prefill-radix-cache", "--plugins", name];
         start(plugins.path(), 1, &caches, config)
     };
     let count = |cluster: &Cluster, end: &str| {
         let metrics = cluster.metrics(&cluster.worker("aggregated"));
-        let of_sqlite = |key: &str| {
+        let of_tier = |key: &str| {
             key.starts_with("host_storage_pages_total{")
-                && key.contains("tier=\"sqlite\"")
+                && key.contains(&format!("tier=\"{name}\""))
                 && key.contains(&format!("end=\"{end}\""))
         };
-        metrics.iter().filter(|(key, _)| of_sqlite(key)).map(|(_, pages)| *pages).sum::<f64>()
+        metrics.iter().filter(|(key, _)| of_tier(key)).map(|(_, pages)| *pages).sum::<f64>()
     };
     let mut first = served();
     assert_eq!(conversation(&first, 3), right);
@@ -111,4 +117,43 @@ fn the_tier_over_sqlite_has_200_lines_keeps_the_contract_and_restores_a_conversa
     let second = served();
     assert_eq!(conversation(&second, 3), right);
     assert!(count(&second, "read") > 0.0, "no page was restored");
+}
+
+/// LMDB's library, and the folder of its header unless the compiler finds it: those that `cargo xtask test` names, or the system's.
+fn lmdb() -> Option<(PathBuf, Option<PathBuf>)> {
+    let named = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let (Some(library), Some(header)) = (named("LMDB_LIBRARY"), named("LMDB_HEADER")) {
+        return Some((library, header.parent().map(Path::to_owned)));
+    }
+    let gcc = Command::new("gcc").arg("-print-file-name=liblmdb.so").output().ok()?;
+    let library = PathBuf::from(String::from_utf8(gcc.stdout).ok()?.trim());
+    (library.is_absolute() && Path::new("/usr/include/lmdb.h").exists()).then_some((library, None))
+}
+
+#[test]
+fn the_tier_over_lmdb_has_300_lines_keeps_the_contract_as_each_compiler_builds_it_and_restores_a_conversation()
+ {
+    let example = repository().join("examples/lmdb-tier");
+    let source = std::fs::read_to_string(example.join("lmdb_tier.cpp")).unwrap();
+    assert!(source.lines().count() < 300, "the README says fewer than 300 lines");
+    let Some((library, include_lmdb)) = lmdb() else {
+        skipped("examples/lmdb-tier: LMDB is not on this machine; `cargo xtask test` brings Debian's");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for compiler in Compiler::all() {
+        let file = folder.path().join(format!("{compiler:?}.so"));
+        let mut command = compiler.command(true).unwrap();
+        command.args(["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-fPIC", "-shared"]);
+        command.args(["-fvisibility=hidden", "-pthread", "-I"]).arg(include());
+        if let Some(folder) = &include_lmdb {
+            command.arg("-isystem").arg(folder);
+        }
+        command.arg(format!("-DMANIFEST=\"{}\"", example.join("plugin.toml").display()));
+        command.arg(example.join("lmdb_tier.cpp")).arg(&library).arg("-o").arg(&file);
+        command.arg(format!("-Wl,-rpath,{}", library.parent().unwrap().display()));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", said(&output));
+        keeps_pages("lmdb", &file);
+    }
 }

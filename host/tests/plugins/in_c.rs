@@ -30,6 +30,8 @@ fn plugins_in_c_and_cpp_keep_their_contract_as_each_compiler_builds_them() {
             let (code, said) = host(&["test", "--patience", "30"], &file);
             assert_eq!(code, 0, "{source} by {compiler:?}:\n{said}");
             assert!(said.contains(", 0 did not"), "{source} by {compiler:?}:\n{said}");
+            let reaches = !said.contains("connect from another process answered");
+            assert!(reaches, "{source} by {compiler:?} reaches no other process:\n{said}");
         }
     }
 }
@@ -221,13 +223,13 @@ fn a_conversation_is_served_over_plugins_in_c_and_in_cpp_as_over_shared_memory()
     let expected = served(shm.path(), &["--plugins", "shm"]);
     for language in ["c", "cpp"] {
         let folder = tempfile::tempdir().unwrap();
-        // The transfer backend in C++ works within one process only, so the one in C is used.
-        for source in ["transfer.c".to_owned(), format!("tier.{language}"), format!("allocator.{language}")] {
-            let _file = build(&source, Compiler::Gcc, &[], folder.path());
+        for role in ["transfer", "tier", "allocator"] {
+            let _file = build(&format!("{role}.{language}"), Compiler::Gcc, &[], folder.path());
         }
-        let (tier, allocator) = (format!("{language}-tier"), format!("{language}-allocator"));
+        let [transfer, tier, allocator] =
+            ["transfer", "tier", "allocator"].map(|role| format!("{language}-{role}"));
         let cache = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-memory", "16MiB"];
-        let named = ["--plugins", "c-transfer", "--hicache-storage", &tier, "--allocator", &allocator];
+        let named = ["--plugins", &transfer, "--hicache-storage", &tier, "--allocator", &allocator];
         let flags: Vec<&str> = cache.into_iter().chain(named).collect();
         assert_eq!(served(folder.path(), &flags), expected, "{language}");
     }

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use host_tests::wait::try_until;
 
+use super::KIT;
+
 /// The folder of the unpacked archive, which no build expects.
 const PLACE: &str = "opt/somewhere else";
 /// The program's name there: operators may rename it to keep Debian's `host`.
@@ -18,37 +20,49 @@ const NAME: &str = "host-llm";
 pub fn try_out(archive: &Path, name: &str, plugins: &[&str]) -> anyhow::Result<()> {
     let root = tempfile::tempdir().context("no folder for a bare root")?;
     let place = root.path().join(PLACE);
-    for folder in [&place, &root.path().join("proc"), &root.path().join("tmp")] {
+    let [proc, tmp, dev] = ["proc", "tmp", "dev"].map(|name| root.path().join(name));
+    for folder in [&place, &proc, &tmp, &dev] {
         std::fs::create_dir_all(folder).context("no folder in the bare root")?;
     }
+    // The kit's processes read it. An empty file is as good.
+    std::fs::write(dev.join("null"), "").context("no /dev/null in the bare root")?;
     super::done(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&place))?;
     let bin = place.join(name).join("bin");
     std::fs::rename(bin.join("host"), bin.join(NAME)).context("the archive has no bin/host")?;
     let files = plugins.iter().map(|plugin| place.join(name).join(format!("lib/host/plugins/{plugin}.so")));
-    for library in libraries([bin.join(NAME)].into_iter().chain(files))? {
+    for library in libraries([bin.join(NAME), bin.join(KIT)].into_iter().chain(files))? {
         let relative = library.strip_prefix("/").context("a library without a whole path")?;
         super::copy(&library, &root.path().join(relative))?;
     }
-    let program = format!("/{PLACE}/{name}/bin/{NAME}");
-
-    let output =
-        inside(root.path(), &program, &["plugins", "list"]).output().context("unshare cannot be run")?;
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    ensure!(
-        output.status.success(),
-        "`host plugins list` failed in a bare root (--no-try leaves this out):\n{said}"
-    );
+    let at = format!("/{PLACE}/{name}");
+    let program = format!("{at}/bin/{NAME}");
+    let said = succeeds(root.path(), &program, &["plugins", "list"])?;
     for plugin in plugins {
         let listed = said.lines().any(|line| line.split_whitespace().next() == Some(plugin));
         ensure!(listed, "plugin {plugin} is not among those that are found in a bare root:\n{said}");
     }
+
+    let shm = format!("{at}/lib/host/plugins/shm.so");
+    succeeds(root.path(), &format!("{at}/bin/{KIT}"), &["--case", "load", &shm])?;
 
     let flags = ["--executor", "synthetic", "--plugins", "shm", "--port", "0"];
     let mut server = inside(root.path(), &program, &flags);
     let child =
         server.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("unshare cannot be run")?;
     Serving { child }.answers()
+}
+
+/// The output of a program in the root that succeeds.
+fn succeeds(root: &Path, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = inside(root, program, arguments).output().context("unshare cannot be run")?;
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "`{program} {}` failed in a bare root (--no-try leaves this out):\n{said}",
+        arguments.join(" ")
+    );
+    Ok(said)
 }
 
 /// A server in the root. Everything in its process namespace ends with it.
@@ -85,7 +99,7 @@ impl Serving {
     }
 }
 
-/// The command that runs the program in the root, with `/proc` and no other file system, alone in its process namespace.
+/// The command that runs the program in the root, with `/proc`, an empty `/dev/null` and no other file system, alone in its process namespace.
 fn inside(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {

@@ -298,7 +298,7 @@ impl TransferBackend for BrokenWire {
         for seen in &mut notifications[..usize::try_from(count).unwrap_or(0)] {
             match self.defect.as_str() {
                 "kind" => seen.kind = NotificationKind(3),
-                "names-nobody" => seen.peer_name_length = 0,
+                "names-none" => seen.peer_name_length = 0,
                 _ => {}
             }
         }

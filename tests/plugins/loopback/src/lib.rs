@@ -61,7 +61,8 @@ pub fn open(opening: &Opening) -> Result<LoopbackBackend> {
         // Room beyond the limit, for senders that checked the limit at the same time.
         inbox: VecDeque::with_capacity(MAX_INBOX * 2),
     };
-    let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
+    // Unique among all instances, also those of other processes.
+    let instance = (u64::from(std::process::id()) << 32) + NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
     let side = Arc::new(Side { instance, name: opening.name.clone(), state: Mutex::new(state) });
     let mut instances = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
     instances.retain(|(_, side)| side.strong_count() > 0);

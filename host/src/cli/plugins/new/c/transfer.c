@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "host_plugin.h"
 
@@ -24,7 +25,7 @@ typedef struct backend backend;
 
 struct backend {
     backend *next;
-    /* What an endpoint says. No other instance of this process has it. */
+    /* What an endpoint says. Unique among all instances, also those of other processes. */
     uint64_t number;
     uint8_t name[NAME_BYTES];
     uint32_t name_length;
@@ -72,7 +73,7 @@ static int32_t transfer_open(const host_opening *opening, void **instance, host_
     self->name_length = (uint32_t)opening->name.length;
     self->next_id = 1;
     pthread_mutex_lock(&lock);
-    self->number = ++last_number;
+    self->number = ((uint64_t)getpid() << 32) + ++last_number;
     self->next = all;
     all = self;
     pthread_mutex_unlock(&lock);

@@ -4,6 +4,8 @@
 // hardware finish it, and reports it from poll(). All memory that hot calls need is taken when it opens.
 //
 // To make it yours: land() is where the bytes move, and an endpoint has to say how another machine reaches this one.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -70,7 +72,8 @@ std::shared_ptr<Side> opened(const std::string &name) {
     const std::lock_guard<std::mutex> lock(instances_mutex);
     const auto is_gone = [](const std::weak_ptr<Side> &of) { return of.expired(); };
     instances.erase(std::remove_if(instances.begin(), instances.end(), is_gone), instances.end());
-    auto side = std::make_shared<Side>(name, ++last_instance);
+    // Unique among all instances, also those of other processes.
+    auto side = std::make_shared<Side>(name, (static_cast<uint64_t>(getpid()) << 32) + ++last_instance);
     instances.push_back(side);
     return side;
 }
