@@ -199,7 +199,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
-/// Most bytes of answers that a connection, or one stream of it, buffers before it sends them.
+/// About the longest head of a request, in bytes: as in Node. Keys and cookies are a few kilobytes. Heads count in no client's share, so
+/// a connection may not have more. Over HTTP/1 it is the size of the buffers for all that is read and written.
+const HEAD_BYTES: usize = HEAD as usize;
+const HEAD: u32 = 16 << 10;
+/// Most bytes of answers that a stream of HTTP/2 buffers before it sends them.
 const UNSENT: usize = 64 << 10;
 /// Most streams of an HTTP/2 connection at once: requests that wait, and answers that are not read. A client with more streams
 /// opens another connection, or waits. A stream beyond the limit is refused and costs nothing.
@@ -298,9 +302,9 @@ impl Served {
             })
         };
         let mut builder = Builder::new(Streams::new(Arc::clone(&activity), head));
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(UNSENT);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(HEAD_BYTES);
         builder.http2().timer(TokioTimer::new()).keep_alive_interval(head).max_send_buf_size(UNSENT);
-        builder.http2().max_concurrent_streams(STREAMS);
+        builder.http2().max_concurrent_streams(STREAMS).max_header_list_size(HEAD);
         let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
         let mut quiet = pin!(activity.is_quiet_for(head));
         let mut going_on = true;

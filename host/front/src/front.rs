@@ -65,7 +65,7 @@ pub struct FrontConfig {
     /// Most bytes of bodies that are parsed and tokenized, or wait for that. One body must fit. Bodies beyond the limit are
     /// answered as for `max_uploads`.
     pub max_text_bytes: usize,
-    /// Most bodies above 1 MiB that are parsed and tokenized at once. One of 8 MiB may take 3 GB.
+    /// Most bodies, or texts of templates, above 1 MiB that are parsed and tokenized at once. One of 8 MiB may take 3 GB.
     pub longest_texts: usize,
     /// The limits of grammars, checked before grammars are sent to workers.
     pub grammars: host_grammar::Limits,

@@ -38,6 +38,9 @@ pub enum TextError {
     /// The chat template refused the messages (often by its own `raise_exception`).
     #[error("the chat template refused the messages: {0}")]
     Template(String),
+    /// The chat template writes a prompt of more bytes than this limit.
+    #[error("the chat template refused the messages: it writes a prompt of more than {0} bytes")]
+    TooLong(usize),
 }
 
 /// Whether decoded text shows special tokens.

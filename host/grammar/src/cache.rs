@@ -11,7 +11,11 @@ use crate::source::Source;
 /// The result of compiling a grammar.
 pub(crate) type Outcome = Result<Arc<Compiled>, GrammarError>;
 
-/// Bounded by the number of grammars and by the bytes of their texts.
+/// A compiled grammar that takes more than one in so many of the bytes is not kept.
+const LARGEST: usize = 8;
+
+/// Bounded by the number of grammars and by their bytes. A grammar that compiled counts for all that it takes, as estimated, which may
+/// be a thousand times its text. One that did not counts for its text.
 #[derive(Debug)]
 pub(crate) struct Cache {
     kept: HashMap<Source, Kept>,
@@ -27,6 +31,7 @@ struct Kept {
     /// The client for which it was compiled.
     client: u64,
     used: u64,
+    bytes: usize,
 }
 
 impl Cache {
@@ -42,12 +47,17 @@ impl Cache {
         Some(kept.outcome.clone())
     }
 
-    /// Keeps the outcome of a grammar that was compiled for a client.
+    /// Keeps the outcome of a grammar that was compiled for a client. One that alone takes more than an eighth of the bytes is not kept,
+    /// so that it pushes out no other.
     pub(crate) fn keep(&mut self, client: u64, source: Source, outcome: Outcome) {
         self.forget(&source);
         self.uses += 1;
-        self.bytes += source.text.len();
-        self.kept.insert(source, Kept { outcome, client, used: self.uses });
+        let bytes = outcome.as_ref().map_or(source.text.len(), |compiled| compiled.memory());
+        if outcome.is_ok() && bytes > self.most_bytes / LARGEST {
+            return;
+        }
+        self.bytes += bytes;
+        self.kept.insert(source, Kept { outcome, client, used: self.uses, bytes });
         while self.kept.len() > 1 {
             let by_bytes = self.bytes > self.most_bytes;
             if !by_bytes && self.kept.len() <= self.most {
@@ -57,13 +67,13 @@ impl Cache {
         }
     }
 
-    /// Forgets one grammar: the least recently used of the client that holds the most bytes of text, or the most grammars. The newest
-    /// entry stays.
+    /// Forgets one grammar: the least recently used of the client that holds the most bytes, or the most grammars. The newest entry
+    /// stays.
     fn forget_one(&mut self, by_bytes: bool) {
-        let cost = |source: &Source| if by_bytes { source.text.len() } else { 1 };
+        let cost = |kept: &Kept| if by_bytes { kept.bytes } else { 1 };
         let mut of_clients: HashMap<u64, usize> = HashMap::new();
-        for (source, kept) in &self.kept {
-            *of_clients.entry(kept.client).or_default() += cost(source);
+        for kept in self.kept.values() {
+            *of_clients.entry(kept.client).or_default() += cost(kept);
         }
         let others = self.kept.iter().filter(|(_, kept)| kept.used < self.uses);
         let first = others.max_by_key(|(_, kept)| (of_clients.get(&kept.client), Reverse(kept.used)));
@@ -73,8 +83,8 @@ impl Cache {
     }
 
     fn forget(&mut self, source: &Source) {
-        if self.kept.remove(source).is_some() {
-            self.bytes -= source.text.len();
+        if let Some(kept) = self.kept.remove(source) {
+            self.bytes -= kept.bytes;
         }
     }
 
@@ -86,7 +96,17 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use llguidance::Matcher;
+    use llguidance::api::TopLevelGrammar;
+
     use super::*;
+
+    /// A grammar that counts for this many bytes. Its engine is of no use.
+    fn of_bytes(memory: usize) -> Outcome {
+        let wrong = TopLevelGrammar::from_tagged_str("no such kind", "");
+        let matcher = Matcher::new(wrong.map(|_grammar| unreachable!("it was refused")));
+        Ok(Arc::new(Compiled::new(matcher, 256, 0, memory)))
+    }
 
     #[test]
     fn the_least_recently_used_goes_first_by_number_and_by_bytes() {
@@ -128,5 +148,21 @@ mod tests {
         assert_eq!((kept(&cache, 1).len(), kept(&cache, 3).len()), (3, 2), "texts are counted by bytes");
         assert!(cache.holds(&long(3)) && cache.holds(&long(2)) && !cache.holds(&long(1)));
         assert!(cache.bytes <= 1000);
+    }
+
+    #[test]
+    fn a_compiled_grammar_counts_for_its_memory_and_pushes_out_its_own_clients() {
+        let named = |name: &str| Source::regex(name);
+        let mut cache = Cache::new(128, 10_000);
+        cache.keep(1, named("small"), of_bytes(1250));
+        let names: Vec<String> = (0..9).map(|number| format!("large {number}")).collect();
+        names.iter().for_each(|name| cache.keep(2, named(name), of_bytes(1200)));
+        assert!(cache.holds(&named("small")) && cache.holds(&named("large 8")), "{cache:?}");
+        assert!(!cache.holds(&named("large 1")) && cache.holds(&named("large 2")), "{cache:?}");
+        assert_eq!(cache.bytes, 1250 + 7 * 1200);
+        // One that takes more than an eighth is not kept, and what was kept under its name is gone.
+        cache.keep(2, named("large 8"), of_bytes(1251));
+        assert!(!cache.holds(&named("large 8")) && cache.holds(&named("small")), "{cache:?}");
+        assert_eq!(cache.bytes, 1250 + 6 * 1200);
     }
 }

@@ -12,6 +12,7 @@ pub struct Compiled {
     width: u32,
     /// The work that the lexer was made with, in the engine's units.
     lexer: u64,
+    memory: usize,
 }
 
 impl std::fmt::Debug for Compiled {
@@ -21,9 +22,16 @@ impl std::fmt::Debug for Compiled {
 }
 
 impl Compiled {
-    /// Wraps an engine that is at the beginning of an answer.
-    pub(crate) fn new(fresh: Matcher, width: u32, lexer: u64) -> Self {
-        Self { fresh: Mutex::new(fresh), width, lexer }
+    /// Wraps an engine that is at the beginning of an answer. `memory`: see [`memory`](Self::memory).
+    pub(crate) fn new(fresh: Matcher, width: u32, lexer: u64, memory: usize) -> Self {
+        Self { fresh: Mutex::new(fresh), width, lexer, memory }
+    }
+
+    /// Bytes that it takes with its text, as estimated: rather too many than too few. Answers that are under way are not counted:
+    /// they share its rules, and each has a [lexer](Self::lexer) of its own.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.memory
     }
 
     /// The work that a copy of the lexer was made with, as of [`State::lexer`].

@@ -1,9 +1,10 @@
 //! Compiles the texts of grammars, within limits.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::{Logger, Matcher, ParserFactory};
+use llguidance::{Logger, Matcher, ParserFactory, panic_utils};
 use serde_json::Value;
 use toktrie::InferenceCapabilities;
 
@@ -12,7 +13,7 @@ use crate::jobs::{Asked, Jobs};
 use crate::schema::for_engine;
 use crate::source::{Kind, MAX_TEXT, Source};
 use crate::state::first_line;
-use crate::{GrammarError, Limits, Vocabulary};
+use crate::{GrammarError, Limits, Vocabulary, memory};
 
 /// Compiles grammars over one vocabulary, and caches the outcomes. All methods may be called from any thread.
 #[derive(Debug)]
@@ -97,20 +98,37 @@ impl Engine {
         };
         let items = if source.kind == Kind::Lark { self.limits.items_of_rules } else { self.limits.items };
         let limits = ParserLimits { max_items_in_row: items, ..self.factory.limits().clone() };
+        // The engine reads it in a step of its own here, because only then it tells the number of symbols.
+        let (init, environment) = (GrammarInit::Serialized(grammar), self.factory.tok_env().clone());
+        let read = AssertUnwindSafe(|| init.to_internal(Some(environment), limits.clone()));
+        let (rules, lexemes) =
+            panic_utils::catch_unwind(read).map_err(|error| failed(reason(&error.to_string())))?;
+        let symbols = rules.num_symbols();
         let parser = self.factory.create_parser_from_init_ext(
-            GrammarInit::Serialized(grammar),
+            GrammarInit::Internal(rules, lexemes),
             Logger::new(0, 0),
             InferenceCapabilities::default(),
             limits,
         );
-        let lexer = parser.as_ref().map_or(0, |parser| parser.parser.stats().lexer_cost);
+        let (lexer, memory) = parser.as_ref().map_or((0, 0), |parser| {
+            let memory = memory::estimate(source.text.len(), symbols, parser);
+            (parser.parser.stats().lexer_cost, memory)
+        });
         let mut matcher = Matcher::new(parser);
         match matcher.get_error() {
-            Some(error) => Err(failed(first_line(&error))),
+            Some(error) => Err(failed(reason(&error))),
             None => match matcher.is_accepting() {
-                Ok(_) => Ok(Compiled::new(matcher, self.width, lexer)),
-                Err(error) => Err(failed(first_line(&error.to_string()))),
+                Ok(_) => Ok(Compiled::new(matcher, self.width, lexer, memory)),
+                Err(error) => Err(failed(reason(&error.to_string()))),
             },
         }
     }
+}
+
+/// Why a grammar is refused, from the engine's message.
+fn reason(message: &str) -> String {
+    let line = first_line(message);
+    let Some((_, keywords)) = line.split_once("Unimplemented keys: [") else { return line };
+    let keywords = keywords.split(']').next().unwrap_or_default();
+    format!("it has keywords that cannot be enforced here ({keywords}): leave them out and check the answer")
 }

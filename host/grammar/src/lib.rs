@@ -19,6 +19,7 @@ mod compiler;
 pub mod ebnf;
 mod jobs;
 mod limits;
+mod memory;
 mod queue;
 mod schema;
 mod source;

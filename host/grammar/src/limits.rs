@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 /// How much work and memory a grammar may take.
+///
+/// `kept` and `kept_bytes` limit what is kept of grammars that compiled. What is being compiled is added, `compiling` at once. An
+/// answer under a grammar adds a lexer of up to `lexer_states`, and items of the parser for each of its tokens. A router begins no
+/// answers. A worker counts the lexers of all answers that it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The longest wait for a grammar's turn to be compiled.
@@ -15,11 +19,12 @@ pub struct Limits {
     pub compiling_of_a_client: usize,
     /// Grammars of one client that wait for their turn.
     pub waiting_of_a_client: usize,
-    /// Compiled grammars that are kept, and bytes of their texts.
+    /// Compiled grammars that are kept.
     pub kept: usize,
-    /// See `kept`.
+    /// Bytes of the compiled grammars that are kept, as of [`Compiled::memory`](crate::Compiled::memory). One that takes more than
+    /// an eighth of them is not kept.
     pub kept_bytes: usize,
-    /// Symbols of a compiled grammar.
+    /// Symbols of a grammar, before the engine leaves out those that it can do without.
     pub symbols: usize,
     /// States of a grammar's lexer, 1 to 2 kB each. An answer has its own: see [`State::lexer`](crate::State::lexer).
     pub lexer_states: usize,
@@ -44,8 +49,11 @@ impl Default for Limits {
             compiling_of_a_client: 2,
             waiting_of_a_client: 256,
             kept: 128,
-            kept_bytes: 4 << 20,
-            symbols: 200_000,
+            // A schema of some kilobytes takes about a megabyte, so usual ones meet the number first.
+            kept_bytes: 256 << 20,
+            // An optional property makes seven. So the longest text of nothing but short ones, of 26 bytes, makes 70,000. What the engine
+            // cannot do without must be fewer than 65,525, since it numbers them with 16 bits.
+            symbols: 100_000,
             lexer_states: 25_000,
             compile_fuel: 1_000_000,
             // A request that continues on another worker starts with a cold lexer there, which needs more work than a warm one.

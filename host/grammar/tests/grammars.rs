@@ -200,7 +200,14 @@ fn what_cannot_be_carried_out_is_refused_with_a_reason() {
         (Source::lark("begin: \"a\""), "grammar cannot be used"),
         (Source::json_schema(&json!({"type": "strange"})), "strange"),
         (Source::json_schema(&json!({"type": "string", "format": "json-pointer"})), "json-pointer"),
-        (Source::json_schema(&json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
+        (
+            Source::json_schema(&json!({"type": "array", "uniqueItems": true, "contains": {}})),
+            "cannot be enforced here (\"contains\", \"uniqueItems\"): leave them out",
+        ),
+        (
+            Source::lark("start: %json {\"type\": \"array\", \"uniqueItems\": true}"),
+            "cannot be enforced here (\"uniqueItems\")",
+        ),
         (
             Source::json_schema(&json!({"propertyNames": {"pattern": "a"}, "properties": {"b": true}})),
             "propertyNames",

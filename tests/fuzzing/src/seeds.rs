@@ -175,9 +175,9 @@ fn bodies() -> Vec<Vec<u8>> {
     bodies.iter().map(|(endpoint, body)| [&[*endpoint][..], body.as_bytes()].concat()).collect()
 }
 
-/// Answers with calls in each of the four formats, some with thoughts or stop strings.
+/// Answers with calls in each format, some with thoughts or stop strings.
 fn answers() -> Vec<Vec<u8>> {
-    let answers: [([u8; 3], &str); 4] = [
+    let answers: [([u8; 3], &str); 6] = [
         (
             [0, 0, 2],
             "<think>\nso\n</think>\n\nSure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>",
@@ -190,6 +190,11 @@ fn answers() -> Vec<Vec<u8>> {
         (
             [3, 0, 1],
             "a\0\0<tool_call>\n<function=f>\n<parameter=text>\n1 < 2\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ([4, 0, 3], "Sure.\n```tool_code\nf(count=1, text=\"`\")\nget_weather()\n```\n"),
+        (
+            [5, 0, 1],
+            "So.<start_function_call>call:f{count:1,text:<escape>a, }<escape>,list:[<escape>b<escape>]}<end_function_call>",
         ),
     ];
     answers.iter().map(|(head, text)| [&head[..], text.as_bytes()].concat()).collect()

@@ -94,6 +94,28 @@ async fn a_connection_without_a_whole_head_is_closed() {
 }
 
 #[tokio::test]
+async fn a_head_of_more_than_16_kib_is_refused_and_ends_its_connection() {
+    let (address, _stop) = listening(now(), limits(8)).await;
+    let head = |bytes: usize| {
+        let (begin, end) = ("GET /now HTTP/1.1\r\nhost: x\r\nauthorization: ", "\r\n\r\n");
+        format!("{begin}{}{end}", "k".repeat(bytes - begin.len() - end.len()))
+    };
+    assert_eq!(HEAD_BYTES, 16 << 10);
+    for bytes in [8 << 10, HEAD_BYTES] {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        for _again in 0..2 {
+            connection.write_all(head(bytes).as_bytes()).await.unwrap();
+            until_it_says(&mut connection, "answered").await;
+        }
+    }
+    // The last byte is never sent: if the server had not read all that was sent, its answer might be lost.
+    let mut connection = TcpStream::connect(address).await.unwrap();
+    connection.write_all(&head(HEAD_BYTES + 1).as_bytes()[..HEAD_BYTES]).await.unwrap();
+    let answer = rest(&mut connection).await;
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_connection_that_asks_no_more_is_closed() {
     let (address, _stop) = listening(now(), limits(8)).await;
     let mut connection = TcpStream::connect(address).await.unwrap();

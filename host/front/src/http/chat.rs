@@ -31,10 +31,10 @@ pub(super) async fn handle(
 
 /// Whether a request with this body would be carried out.
 pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
-    prepare(app, id, body).is_ok_and(|prepared| prepared.compiles(app))
+    prepare(app, id, body, usize::MAX).is_ok_and(|prepared| prepared.compiles(app))
 }
 
-fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, ApiError> {
+fn prepare(app: &App, id: &RequestId, body: &[u8], most_text: usize) -> Result<Prepared<Chat>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     let tools = Tools::take(app, &mut fields, Spelling::Nested)?;
@@ -90,7 +90,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
     // The template adds the special tokens, so the request may not ask for more.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
-    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
+    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask, most_text)?;
     let spoken = || if separate { turn.spoken() } else { turn.spoken().with_thoughts_in_text() };
     let held = || (!streamed).then(String::new);
     let answer = || Answer { begun: false, spoken: spoken(), held: held(), waiting: Vec::new() };
@@ -106,6 +106,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
         // With OpenAI, too, an answer that calls a named tool ends with the reason of a text answer.
         named: tools.is_some_and(|tools| matches!(tools.choice, Choice::Named(_))),
         answers: (0..ask.n).map(|_| answer()).collect(),
+        readers: turn.memory(ask.n as usize),
         waiting: 0,
     };
     Ok(Prepared { items: vec![Item { prompt: turn.prompt, ask }], shape })
@@ -125,6 +126,8 @@ struct Chat {
     named: bool,
     /// As many as the request wants.
     answers: Vec<Answer>,
+    /// Bytes that the readers of answers keep of the request.
+    readers: usize,
     /// Bytes of all tokens and thoughts that wait in answers.
     waiting: usize,
 }
@@ -270,6 +273,10 @@ impl Shape for Chat {
         }
         events.push(last.into());
         events
+    }
+
+    fn memory(&self) -> usize {
+        self.readers
     }
 
     fn keeps(&self) -> usize {

@@ -23,7 +23,7 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(&app, "/v1/completions", id, request, prepare).await
+    serve(&app, "/v1/completions", id, request, |app, id, body, _most_text| prepare(app, id, body)).await
 }
 
 /// Whether a request with this body would be carried out.

@@ -7,10 +7,13 @@ use super::ask::{Ask, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::spoken::Spoken;
+use super::text_work::LONGEST_TEXT;
 use super::tools::{self, Choice, Tools};
 use super::{App, prompt};
+use crate::text::TextError;
 use crate::text::calls::Readers;
 use crate::text::reasoning::{Thoughts, closes_thoughts, opens_thoughts};
+use crate::text::template::LONGEST_PROMPT;
 
 /// Most messages and calls of a conversation. A template may copy its whole text so far for each, so its work can grow with the
 /// square of this number.
@@ -56,16 +59,17 @@ impl Conversation {
         Ok(Self { field: "messages", messages, has_calls, extra })
     }
 
-    /// The tokens of the conversation. `special`: with the special tokens that a plain prompt also gets.
+    /// The tokens of the conversation. `special`: with the special tokens that a plain prompt also gets. `most`: the longest text, in
+    /// bytes, that may be made of it in the turn for text work that the request has.
     ///
     /// # Errors
-    /// When the model has no template, or its template refuses the messages.
-    pub fn tokens(mut self, app: &App, special: bool) -> Result<Vec<u32>, ApiError> {
-        not_empty(self.field, prompt::encode(app, &self.rendered(app)?, special)?)
+    /// When the model has no template, its template refuses the messages, or the text is too long.
+    pub fn tokens(mut self, app: &App, special: bool, most: usize) -> Result<Vec<u32>, ApiError> {
+        not_empty(self.field, prompt::encode(app, &self.rendered(app, most)?, special)?)
     }
 
-    /// The text that the template makes of the conversation.
-    fn rendered(&mut self, app: &App) -> Result<String, ApiError> {
+    /// The text that the template makes of the conversation, of at most so many bytes.
+    fn rendered(&mut self, app: &App, most: usize) -> Result<String, ApiError> {
         let Some(template) = &app.text.template else {
             let add = match app.about.model_path {
                 Some(_) => ", or add chat_template.jinja to the model's folder",
@@ -98,7 +102,13 @@ impl Conversation {
                 }
             }
         }
-        Ok(template.render(&self.messages, &self.extra, clock::unix_seconds())?)
+        let limit = app.max_body.clamp(LONGEST_TEXT, LONGEST_PROMPT);
+        let most = most.min(limit);
+        let text = template.render_within(&self.messages, &self.extra, clock::unix_seconds(), most);
+        text.map_err(|error| match error {
+            TextError::TooLong(_) => ApiError::long_text(self.field, most, most < limit),
+            other => other.into(),
+        })
     }
 }
 
@@ -157,20 +167,22 @@ fn entries(value: &Value) -> usize {
 }
 
 impl Turn {
-    /// Gives the tools to the template, and gives the request the grammar of the calls that it demands.
+    /// Gives the tools to the template, and gives the request the grammar of the calls that it demands. `most`: see
+    /// [`Conversation::tokens`].
     ///
     /// # Errors
-    /// When the template refuses the conversation, or when a call cannot be demanded.
+    /// When the template refuses the conversation or makes too long a text of it, or when a call cannot be demanded.
     pub fn new(
         app: &App,
         mut conversation: Conversation,
         tools: Option<&Tools>,
         ask: &mut Ask,
+        most: usize,
     ) -> Result<Self, ApiError> {
         if let Some(tools) = tools {
             conversation.extra.insert("tools".into(), tools.given.clone());
         }
-        let text = conversation.rendered(app)?;
+        let text = conversation.rendered(app, most)?;
         // The template itself has written the special tokens.
         let prompt = not_empty(conversation.field, prompt::encode(app, &text, false)?)?;
         let thinks = app.text.dialect.thinks;
@@ -198,6 +210,11 @@ impl Turn {
     pub fn spoken(&self) -> Spoken {
         let calls = self.calls.as_ref().map(Readers::reader);
         Spoken::new(self.thoughts.clone(), calls, self.most_calls)
+    }
+
+    /// Bytes that the readers of so many answers keep of the request until the answers end.
+    pub fn memory(&self, answers: usize) -> usize {
+        self.calls.as_ref().map_or(0, |calls| calls.memory(answers))
     }
 }
 

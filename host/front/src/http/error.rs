@@ -39,6 +39,8 @@ pub(super) struct ApiError {
     hangs_up: bool,
     /// The reason that the audit log gives.
     refusal: Option<Refusal>,
+    /// Only a turn for longer texts is missing.
+    wants_longer_turn: bool,
 }
 
 impl ApiError {
@@ -53,6 +55,7 @@ impl ApiError {
             is_final: false,
             hangs_up: false,
             refusal: None,
+            wants_longer_turn: false,
         }
     }
 
@@ -89,6 +92,15 @@ impl ApiError {
     pub fn too_large(limit: usize) -> Self {
         let message = format!("the request body is larger than {limit} bytes, which is the limit");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// The template makes a longer text of a conversation than this. `wants_longer_turn`: it may be longer in a turn for longer texts.
+    pub fn long_text(field: &str, most: usize, wants_longer_turn: bool) -> Self {
+        let message = format!(
+            "the chat template makes more than {most} bytes of text from {field}, which is the limit (--max-body-bytes, but 8 to 64 \
+             MiB); send less"
+        );
+        Self { wants_longer_turn, ..Self::field(field, message) }
     }
 
     pub fn unreadable(error: &axum::Error) -> Self {
@@ -229,6 +241,11 @@ impl ApiError {
 
     pub fn internal(message: String) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// Whether the request may be prepared in a turn for longer texts.
+    pub fn wants_longer_turn(&self) -> bool {
+        self.wants_longer_turn
     }
 
     /// The outcome's name in `host_requests_total`.

@@ -47,7 +47,7 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(&app, "/generate", id, request, prepare).await
+    serve(&app, "/generate", id, request, |app, id, body, _most_text| prepare(app, id, body)).await
 }
 
 /// Whether a request with this body would be carried out.

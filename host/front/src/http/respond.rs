@@ -151,13 +151,14 @@ impl<S> Prepared<S> {
     }
 }
 
-/// Serves a request: reads the body, calls `prepare` with it, and answers. Counts the outcome however the request ends.
+/// Serves a request: reads the body, calls `prepare` with it and with the longest text that a template may make in its turn, and
+/// answers. Counts the outcome however the request ends.
 pub(super) async fn serve<S: Shape>(
     app: &Arc<App>,
     endpoint: &'static str,
     id: RequestId,
     request: Request,
-    prepare: impl FnOnce(&App, &RequestId, &[u8]) -> Result<Prepared<S>, ApiError> + Send + 'static,
+    prepare: impl Fn(&App, &RequestId, &[u8], usize) -> Result<Prepared<S>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let mut record = Record::new(Arc::clone(&app.metrics), endpoint, app.log_requests);
     let session = ask::session(request.headers());
@@ -175,16 +176,12 @@ pub(super) async fn serve<S: Shape>(
         let text = app.text_work.take(&caller.client, body.len())?;
         drop(sent);
         let (of_work, id, client) = (Arc::clone(app), id.clone(), caller.client.clone());
-        let work = move || {
-            let prepared = prepare(&of_work, &id, &body)?;
+        let work = move |most_text: usize| {
+            let prepared = prepare(&of_work, &id, &body, most_text)?;
             let compiling = structured::ask(&of_work, &client, prepared.named())?;
             Ok((prepared, compiling))
         };
         let ((mut prepared, compiling), text) = app.text_work.run(text, work).await?;
-        // Grammars compile without a permit for work on text, because other requests need the permits. The body's bytes still
-        // count.
-        compiling.done().await?;
-        drop(text);
         let answers = prepared.items.iter().map(|item| item.ask.candidates()).sum::<usize>();
         if answers > MOST_ANSWERS {
             let message = format!(
@@ -206,6 +203,11 @@ pub(super) async fn serve<S: Shape>(
         for Item { prompt, ask } in &prepared.items {
             settings += ask.check_for(ask.candidates())? + size_of_val(&prompt[..]);
         }
+        // Grammars compile without a permit for work on text, because other requests need the permits. Meanwhile the body's bytes
+        // count, and what the prompts and settings have beyond that.
+        let more = app.text_work.keep(&caller.client, settings.saturating_sub(text.amount()))?;
+        compiling.done().await?;
+        drop((text, more));
         for item in &mut prepared.items {
             // They have compiled.
             item.ask.named = Arc::default();

@@ -33,10 +33,15 @@ pub(super) async fn handle(
 
 /// Whether a request with this body would be carried out.
 pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
-    prepare(app, id, body).is_ok_and(|prepared| prepared.compiles(app))
+    prepare(app, id, body, usize::MAX).is_ok_and(|prepared| prepared.compiles(app))
 }
 
-fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>, ApiError> {
+fn prepare(
+    app: &App,
+    id: &RequestId,
+    body: &[u8],
+    most_text: usize,
+) -> Result<Prepared<Responses>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     let mut told = told(&fields)?;
@@ -76,7 +81,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
     conversation.extra = conversation::variables(&mut fields)?;
     effort(&mut fields, &mut conversation.extra)?;
     fields.refuse_rest(|_| None)?;
-    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask)?;
+    let turn = Turn::new(app, conversation, tools.as_ref(), &mut ask, most_text)?;
     let namespaces = tools.map(|tools| tools.namespaces).unwrap_or_default();
     let shape = Responses {
         told: Told {
@@ -87,6 +92,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Responses>
         },
         begun: false,
         spoken: turn.spoken(),
+        readers: turn.memory(1),
         output: Output::new(id.0.clone(), ask.sampling.logprobs.is_some(), namespaces),
         reason: "stop",
         bytes: 0,
@@ -228,6 +234,8 @@ struct Responses {
     /// Whether the first events were sent.
     begun: bool,
     spoken: Spoken,
+    /// Bytes that `spoken` keeps of the request.
+    readers: usize,
     output: Output,
     /// How the answer ended.
     reason: &'static str,
@@ -345,7 +353,7 @@ impl Shape for Responses {
     }
 
     fn memory(&self) -> usize {
-        self.told.told.len()
+        self.told.told.len() + self.readers
     }
 
     fn keeps(&self) -> usize {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use host_grammar::{Asked, GrammarError, Kind, Source, ebnf};
 use host_wire::shares::Client;
 use serde_json::{Map, Value};
@@ -111,10 +112,11 @@ impl Compiling {
     /// # Errors
     /// When a grammar cannot be carried out, or takes too long.
     pub async fn done(self) -> Result<(), ApiError> {
-        for (name, asked) in self.0 {
-            asked.outcome().await.map_err(|error| refusal(&name, &error))?;
-        }
-        Ok(())
+        // All at once, so that none that has compiled stays in memory until the one before it has.
+        let all = self.0.into_iter().map(|(name, asked)| async move {
+            asked.outcome().await.map(drop).map_err(|error| refusal(&name, &error))
+        });
+        try_join_all(all).await.map(drop)
     }
 }
 

@@ -7,23 +7,78 @@
 //! they are read gets an error. Clients take turns, so that a client that waits with many bodies does not delay one that waits
 //! with one. A client has at most half of the turns for long bodies, rounded up, because nothing limits the time that one takes. If
 //! there is only one turn, it may have that.
+//!
+//! A template may make a long text of a short body. So the text decides, too:
+//!
+//! ```text
+//! body:  up to 16 KiB     up to 1 MiB      longer
+//!             │                │              │
+//!        short turn ────► long turn ───► longest turn
+//!             │    text longer │  text longer │
+//!             │    than 32 KiB │  than 1 MiB  │
+//!             └────────────────┴──────────────┴─► done
+//! ```
+//!
+//! In a longer turn the work begins again. It holds neither a turn nor its text while it waits.
 
 use std::thread::available_parallelism;
 
 use super::error::ApiError;
 use crate::audit::Refusal;
-use crate::turns::Turns;
+use crate::turns::{Turn, Turns};
 use host_wire::shares::{Client, NoShare, Share, Shares};
 
 /// Largest short body, in bytes. A short body is some milliseconds of work, and does not wait for long ones.
 const SHORT: usize = 16 << 10;
+/// Longest text that a template makes in a turn for a short body. Templates add words of their own, and white space to tools.
+const SHORT_TEXT: usize = 2 * SHORT;
 /// Most short bodies that are worked on at once, for each thread of the machine: some read and wait, most compute.
 const SHORT_PER_THREAD: usize = 4;
 /// Most long bodies that are worked on at once. The tokenizer takes about 300 bytes for each byte of text, where each letter is a
 /// word of its own. A body of 1 MiB takes 300 MB, then.
 const LONG_AT_ONCE: usize = 8;
-/// Largest long body, in bytes. The number of longer ones depends on the machine's memory.
+/// Largest long body, in bytes, and the longest text in a turn for one. The number of longer ones depends on the machine's memory.
 const LONG: usize = 1 << 20;
+/// Longest text that a template makes of a conversation, in bytes, unless bodies may be larger: the length for which the number of
+/// turns for the longest ones has memory (`--max-body-bytes`, by default).
+pub(super) const LONGEST_TEXT: usize = 8 << 20;
+
+/// The length of a body or a text, as far as turns depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    Short,
+    Long,
+    Longest,
+}
+
+impl Length {
+    fn of_body(bytes: usize) -> Self {
+        if bytes <= SHORT {
+            Self::Short
+        } else if bytes <= LONG {
+            Self::Long
+        } else {
+            Self::Longest
+        }
+    }
+
+    /// Most bytes of a text that a template makes in a turn for this length.
+    fn most_text(self) -> usize {
+        match self {
+            Self::Short => SHORT_TEXT,
+            Self::Long => LONG,
+            Self::Longest => usize::MAX,
+        }
+    }
+
+    fn longer(self) -> Option<Self> {
+        match self {
+            Self::Short => Some(Self::Long),
+            Self::Long => Some(Self::Longest),
+            Self::Longest => None,
+        }
+    }
+}
 
 /// Permits for work on text.
 #[derive(Clone, Debug)]
@@ -36,7 +91,7 @@ pub struct TextWork {
 
 impl TextWork {
     /// As many permits as this machine has threads for, at most `bytes` bytes that wait or are worked on, and at most `longest` bodies
-    /// above 1 MiB that are worked on at once.
+    /// or texts above 1 MiB that are worked on at once.
     #[must_use]
     pub fn new(bytes: usize, longest: usize) -> Self {
         Self::over(available_parallelism().map_or(1, usize::from), bytes, longest)
@@ -79,26 +134,45 @@ impl TextWork {
     }
 
     /// Does work on a body for whose bytes there is a share, which comes back with the result: it is to be held as long as the body's
-    /// content is. Dropping the future leaves the queue. Work that has begun goes on to its end.
+    /// content is. The work gets the longest text, in bytes, that a template may make in its turn. If it [wants a longer
+    /// turn](ApiError::wants_longer_turn), it is done again in one. Dropping the future leaves the queue. Work that has begun goes on
+    /// to its end.
     ///
     /// # Errors
     /// The error of `work`, and an internal error when it panics.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        share: Share,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        mut share: Share,
+        mut work: impl FnMut(usize) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Share), ApiError> {
-        // One of the longest is a long one, too, so that they take no thread more.
-        let longest =
-            if share.amount() > LONG { Some(self.longest.take(share.client()).await) } else { None };
-        let turns = if share.amount() <= SHORT { &self.short } else { &self.long };
-        let turn = turns.take(share.client()).await;
-        let done = tokio::task::spawn_blocking(move || {
-            let done = work();
-            drop((turn, longest));
-            done.map(|done| (done, share))
-        });
-        done.await.map_err(|error| ApiError::internal(format!("the tokenizer failed: {error}")))?
+        let mut length = Length::of_body(share.amount());
+        loop {
+            let turn = self.turn(length, share.client()).await;
+            let done = tokio::task::spawn_blocking(move || {
+                let done = work(length.most_text());
+                drop(turn);
+                (done, work, share)
+            });
+            let done = done.await;
+            let (done, again, held) =
+                done.map_err(|error| ApiError::internal(format!("the tokenizer failed: {error}")))?;
+            match (done, length.longer()) {
+                (Err(error), Some(longer)) if error.wants_longer_turn() => {
+                    (work, share, length) = (again, held, longer);
+                }
+                (done, _) => return done.map(|done| (done, held)),
+            }
+        }
+    }
+
+    /// Takes a turn for work of this length. Work takes one turn only, so no work that has a turn waits for another one.
+    async fn turn(&self, length: Length, client: &Client) -> Turn {
+        let turns = match length {
+            Length::Short => &self.short,
+            Length::Long => &self.long,
+            Length::Longest => &self.longest,
+        };
+        turns.take(client).await
     }
 }
 
@@ -108,7 +182,7 @@ mod tests {
     use std::sync::mpsc;
 
     use futures_util::FutureExt as _;
-    use host_tests::wait::PATIENCE;
+    use host_tests::wait::{PATIENCE, answered_until};
 
     use super::*;
 
@@ -122,7 +196,7 @@ mod tests {
             let share = text.take(client, SHORT + 1).unwrap();
             let (end, ended) = mpsc::channel::<()>();
             let task = tokio::spawn(async move {
-                let work = move || {
+                let work = move |_most_text: usize| {
                     begun.send(()).unwrap();
                     ended.recv().unwrap_err();
                     Ok(())
@@ -159,7 +233,7 @@ mod tests {
             let share = text.take(&Client::at(IpAddr::from([10, 0, 0, client])), bytes).unwrap();
             let (end, ended) = mpsc::channel::<()>();
             let task = tokio::spawn(async move {
-                let work = move || {
+                let work = move |_most_text: usize| {
                     begun.send(client).unwrap();
                     ended.recv().unwrap_err();
                     Ok(())
@@ -182,7 +256,7 @@ mod tests {
         let left: Vec<_> = (5..)
             .map_while(|client| text.long.take(&Client::at(IpAddr::from([10, 0, 0, client]))).now_or_never())
             .collect();
-        assert_eq!(left.len(), 6, "the longest body takes one of the eight turns of long ones, too");
+        assert_eq!(left.len(), 7, "the longest body takes none of the eight turns of long ones");
         drop(left);
         drop((end_first, end_third));
         first.await.unwrap();
@@ -190,6 +264,48 @@ mod tests {
         assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(2));
         drop(end_second);
         second.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_short_body_of_which_a_long_text_is_made_waits_for_a_long_turn_and_holds_none_meanwhile() {
+        let text = TextWork::over(2, 1 << 20, 1);
+        let client = |number: u8| Client::at(IpAddr::from([10, 0, 0, number]));
+        let long = [1, 2].map(|number| text.long.take(&client(number)).now_or_never());
+        assert!(long.iter().all(Option::is_some), "both turns are free");
+        let (begun, has_begun) = mpsc::channel();
+        let task = tokio::spawn({
+            let (text, share) = (text.clone(), text.take(&client(3), 1).unwrap());
+            async move {
+                let work = move |most_text: usize| {
+                    begun.send(most_text).unwrap();
+                    let wants = ApiError::long_text("messages", most_text, true);
+                    if most_text > LONG { Ok("done") } else { Err(wants) }
+                };
+                text.run(share, work).await
+            }
+        });
+        tokio::task::yield_now().await;
+        assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(SHORT_TEXT));
+        answered_until("the short turn to be given back", async || {
+            tokio::task::yield_now().await;
+            let all: Vec<Turn> =
+                std::iter::from_fn(|| text.short.take(&client(4)).now_or_never()).take(9).collect();
+            if all.len() == 8 { Ok(()) } else { Err(all.len()) }
+        })
+        .await;
+        assert!(has_begun.try_recv().is_err() && !task.is_finished(), "it has no long turn");
+        drop(long);
+        let (done, share) = task.await.unwrap().unwrap();
+        assert_eq!((done, share.amount()), ("done", 1));
+        assert_eq!(has_begun.try_iter().collect::<Vec<_>>(), [LONG, usize::MAX]);
+        drop(share);
+        assert_eq!(text.taken(), 0);
+        // What the longest turn does not allow is refused.
+        let share = text.take(&client(3), 1).unwrap();
+        let wants = |most_text: usize| Err::<(), _>(ApiError::long_text("messages", most_text, true));
+        let refused = text.run(share, wants).await.unwrap_err();
+        assert!(refused.message().contains(&usize::MAX.to_string()), "{refused:?}");
+        assert_eq!(text.taken(), 0);
     }
 
     #[tokio::test]
@@ -202,7 +318,7 @@ mod tests {
             let (text, done) = (text.clone(), done.clone());
             let share = text.take(client, SHORT + 1).unwrap();
             async move {
-                let work = move || {
+                let work = move |_most_text: usize| {
                     // The first work holds its permit until the others wait.
                     before.take().map(|held| held.recv());
                     done.send(name).unwrap();

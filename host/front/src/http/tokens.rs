@@ -35,12 +35,13 @@ pub(super) async fn detokenize(
     on_text(&app, &caller, request, text_of).await
 }
 
-/// Reads a body, and answers with the result of `work`, which runs on the threads for text.
+/// Reads a body, and answers with the result of `work`, which runs on the threads for text. It gets the longest text that a template
+/// may make in its turn.
 async fn on_text(
     app: &Arc<App>,
     caller: &Caller,
     request: Request,
-    work: fn(&App, &[u8]) -> Result<String, ApiError>,
+    work: fn(&App, &[u8], usize) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
     let answered = async {
         let (body, sent) = app.body(&caller.client, request).await?;
@@ -49,7 +50,8 @@ async fn on_text(
         let text = app.text_work.take(&caller.client, body.len())?;
         drop(sent);
         let of_work = Arc::clone(app);
-        let (done, text) = app.text_work.run(text, move || work(&of_work, &body)).await?;
+        let work = move |most_text: usize| work(&of_work, &body, most_text);
+        let (done, text) = app.text_work.run(text, work).await?;
         drop((text, place));
         Ok(json_text(done))
     };
@@ -58,7 +60,7 @@ async fn on_text(
 
 /// Whether one of the two endpoints would answer a body.
 pub(super) fn is_accepted(app: &App, body: &[u8]) -> bool {
-    tokens_of(app, body).is_ok() || text_of(app, body).is_ok()
+    tokens_of(app, body, usize::MAX).is_ok() || text_of(app, body, usize::MAX).is_ok()
 }
 
 /// An answer of `/tokenize` for one prompt. It is serialized directly, because each token of a [`Value`] would take tens of
@@ -104,7 +106,7 @@ fn written(answer: &impl Serialize) -> Result<String, ApiError> {
         .map_err(|error| ApiError::internal(format!("an answer is no JSON: {error}")))
 }
 
-fn tokens_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
+fn tokens_of(app: &App, body: &[u8], most_text: usize) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     fields.refuse_unless("tools", empty)?;
@@ -119,7 +121,8 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
     match fields.take("prompt") {
         None => {
             // The template writes the special tokens.
-            let tokens = Conversation::take(&mut fields)?.tokens(app, special.unwrap_or(false))?;
+            let conversation = Conversation::take(&mut fields)?;
+            let tokens = conversation.tokens(app, special.unwrap_or(false), most_text)?;
             fields.refuse_rest(|_| None)?;
             one(&tokens)
         }
@@ -146,7 +149,7 @@ fn tokens_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
 
 /// The texts of tokens. vLLM's field `prompt` has special tokens and SGLang's field `text` has none, unless the request sets this
 /// for both. Where both are the same, the text is made once.
-fn text_of(app: &App, body: &[u8]) -> Result<String, ApiError> {
+fn text_of(app: &App, body: &[u8], _most_text: usize) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     let skips = fields.boolean("skip_special_tokens")?;

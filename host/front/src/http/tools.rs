@@ -141,8 +141,8 @@ impl Tools {
         Ok(Some((source, parameters.collect())))
     }
 
-    /// The grammar of an answer that is JSON of a schema, or calls: where the model decides, and writes calls in tags that no JSON
-    /// begins with. `None` otherwise, and where no grammar can say what a call is.
+    /// The grammar of an answer that is JSON of a schema, or calls: where the model decides, and its calls begin as no JSON does.
+    /// `None` otherwise, and where no grammar can say what a call is.
     pub fn or(&self, format: CallFormat, answer: &Source) -> Option<Source> {
         if self.choice != Choice::Auto || answer.kind != Kind::JsonSchema {
             return None;
@@ -153,7 +153,7 @@ impl Tools {
             CallFormat::Hermes => {
                 functions.iter_mut().for_each(|function| function.parameters = json!({"type": "object"}));
             }
-            CallFormat::Qwen3Coder => {}
+            CallFormat::Qwen3Coder | CallFormat::Gemma | CallFormat::FunctionGemma => {}
             CallFormat::Llama | CallFormat::Pythonic => return None,
         }
         answer.or(&calls(format, &functions, self.rule()).ok()?)

@@ -5,6 +5,8 @@
 //! Llama 3         {"name": "f", "parameters": {…}} ; {…}
 //! pythonic        [f(a=1, b='x'), g()]
 //! Qwen3-Coder     text <tool_call> <function=f> <parameter=a> 1 </parameter> … </function> </tool_call> …
+//! Gemma           text, a block of Markdown that is called tool_code, with a line f(a=1, b='x') for each call, text …
+//! FunctionGemma   text <start_function_call>call:f{a:1,b:<escape>x<escape>}<end_function_call> …
 //! ```
 //!
 //! A reader gets the text in pieces, cut anywhere, and returns the same parts however the text was cut. Arguments that are JSON
@@ -12,6 +14,8 @@
 //! call and is none is returned as text.
 
 mod arguments;
+mod function_gemma;
+mod gemma;
 mod grammar;
 mod hermes;
 mod llama;
@@ -35,6 +39,10 @@ pub enum CallFormat {
     Pythonic,
     /// Tags for a tool and for each of its arguments, between `<tool_call>` and `</tool_call>`.
     Qwen3Coder,
+    /// Calls in Python's notation, in a block of Markdown that is called `tool_code`.
+    Gemma,
+    /// `call:f{a:1}` between `<start_function_call>` and `<end_function_call>`, with texts between two `<escape>`.
+    FunctionGemma,
 }
 
 /// A part of an answer.
@@ -66,6 +74,8 @@ impl CallFormat {
             "llama3" | "llama3-json" | "llama4-json" => Some(Self::Llama),
             "pythonic" | "llama4-pythonic" => Some(Self::Pythonic),
             "qwen3-coder" | "qwen3-xml" => Some(Self::Qwen3Coder),
+            "gemma" | "gemma3" => Some(Self::Gemma),
+            "function-gemma" | "functiongemma" => Some(Self::FunctionGemma),
             _ => None,
         }
     }
@@ -77,8 +87,12 @@ impl CallFormat {
         if has("<function=") {
             // Other templates write arguments as JSON after `<function=`.
             has("<parameter=").then_some(Self::Qwen3Coder)
+        } else if has("<start_function_call>") {
+            Some(Self::FunctionGemma)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
+        } else if has(gemma::OPEN) {
+            Some(Self::Gemma)
         } else if has("[func_name1(") || has("<|python_start|>") {
             Some(Self::Pythonic)
         } else if has("<|python_tag|>") || has("\"parameters\": dictionary") {
@@ -94,7 +108,9 @@ impl CallFormat {
         let tool = |function: &Function| {
             let kinds = match self {
                 Self::Qwen3Coder => arguments::kinds(&function.parameters),
-                Self::Hermes | Self::Llama | Self::Pythonic => HashMap::new(),
+                Self::Hermes | Self::Llama | Self::Pythonic | Self::Gemma | Self::FunctionGemma => {
+                    HashMap::new()
+                }
             };
             Tool { name: function.name.clone(), kinds }
         };
@@ -127,7 +143,27 @@ impl Readers {
             CallFormat::Llama => Box::new(llama::Llama::new(names())),
             CallFormat::Pythonic => Box::new(pythonic::Pythonic::new(names())),
             CallFormat::Qwen3Coder => Box::new(qwen_xml::QwenXml::new(Arc::clone(&self.tools))),
+            CallFormat::Gemma => Box::new(gemma::Gemma::new(names())),
+            CallFormat::FunctionGemma => Box::new(function_gemma::FunctionGemma::default()),
         }
+    }
+
+    /// Bytes of names that readers of so many answers keep.
+    #[must_use]
+    pub fn memory(&self, answers: usize) -> usize {
+        // A table has up to twice as many places as entries.
+        const ENTRY: usize = 2 * size_of::<(String, arguments::Kind)>();
+        let shared = self.tools.iter().map(|tool| {
+            let kinds: usize = tool.kinds.keys().map(|name| ENTRY + name.len()).sum();
+            size_of::<Tool>() + tool.name.len() + kinds
+        });
+        let of_each: usize = match self.format {
+            CallFormat::Hermes | CallFormat::Qwen3Coder | CallFormat::FunctionGemma => 0,
+            CallFormat::Llama | CallFormat::Pythonic | CallFormat::Gemma => {
+                self.tools.iter().map(|tool| size_of::<String>() + tool.name.len()).sum()
+            }
+        };
+        shared.sum::<usize>() + answers * of_each
     }
 }
 

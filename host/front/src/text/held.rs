@@ -118,13 +118,13 @@ impl Held {
     }
 
     /// Takes the text before the first of these markers. Returns the marker, too, with which the held text begins then. Without one,
-    /// takes what certainly belongs to none. White space at the end of the text is held, or comes with the marker. Each marker
-    /// begins with its only `<`.
+    /// takes what certainly belongs to none. White space at the end of the text is held, or comes with the marker.
     ///
     /// The text before the cursor is white space, from the last call.
     pub fn take_until(&mut self, markers: &[&'static str]) -> (String, Option<Marker>) {
         let (mut found, mut end) = (None, self.text.len());
-        for (at, _) in self.ahead().match_indices('<') {
+        let begins = |letter: char| markers.iter().any(|marker| marker.starts_with(letter));
+        for (at, _) in self.ahead().match_indices(begins) {
             let here = &self.ahead()[at..];
             found = markers.iter().find(|marker| here.starts_with(**marker));
             if found.is_some() || markers.iter().any(|marker| marker.starts_with(here)) {

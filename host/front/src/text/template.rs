@@ -24,7 +24,7 @@ const NAME: &str = "chat_template";
 const FUEL: u64 = 20_000_000;
 /// Longest prompt that a template may write, in bytes. It is longer than the text of any context. Text that a template builds
 /// before it writes is not limited, because the engine has no limit for it.
-const LONGEST: usize = 64 << 20;
+pub const LONGEST_PROMPT: usize = 64 << 20;
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -101,12 +101,26 @@ impl ChatTemplate {
     /// `now` is seconds since 1970.
     ///
     /// # Errors
-    /// When the template refuses the messages.
+    /// When the template refuses the messages, or the prompt has more than 64 MiB.
     pub fn render(
         &self,
         messages: &Json,
         extra: &serde_json::Map<String, Json>,
         now: u64,
+    ) -> Result<String, TextError> {
+        self.render_within(messages, extra, now, LONGEST_PROMPT)
+    }
+
+    /// As [`render`](Self::render), for a prompt of at most `most` bytes. A longer one is written no further.
+    ///
+    /// # Errors
+    /// When the template refuses the messages, and [`TextError::TooLong`].
+    pub fn render_within(
+        &self,
+        messages: &Json,
+        extra: &serde_json::Map<String, Json>,
+        now: u64,
+        most: usize,
     ) -> Result<String, TextError> {
         // `tools` is none if there are no tools, as in Python: some templates test for that.
         let mut variables: Vec<(String, Value)> = vec![("tools".into(), Value::from(()))];
@@ -126,14 +140,11 @@ impl ChatTemplate {
             ("strftime_now".into(), Value::from_function(move |format: String| strftime(&format, now))),
         ]);
         let context = Value::from_pairs(variables);
-        let mut prompt = Prompt::default();
+        let mut prompt = Prompt { text: Vec::new(), most: most.min(LONGEST_PROMPT), is_too_long: false };
         let template = self.environment.get_template(NAME);
         match template.and_then(|template| template.render_captured_to(context, &mut prompt).map(drop)) {
             Ok(()) => String::from_utf8(prompt.text).map_err(|error| TextError::Template(error.to_string())),
-            Err(_ended) if prompt.is_too_long => {
-                let message = format!("it writes a prompt of more than {LONGEST} bytes");
-                Err(TextError::Template(message))
-            }
+            Err(_ended) if prompt.is_too_long => Err(TextError::TooLong(prompt.most)),
             Err(error) => {
                 Err(TextError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned)))
             }
@@ -142,15 +153,15 @@ impl ChatTemplate {
 }
 
 /// The text that a template has written, up to the longest prompt.
-#[derive(Default)]
 struct Prompt {
     text: Vec<u8>,
+    most: usize,
     is_too_long: bool,
 }
 
 impl io::Write for Prompt {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.is_too_long |= text.len() > LONGEST - self.text.len();
+        self.is_too_long |= text.len() > self.most - self.text.len();
         if self.is_too_long {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
@@ -180,12 +191,12 @@ fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
 /// Writes a value as [`tojson`] does. Indentation may make a text much longer than the value.
 ///
 /// # Errors
-/// When the text has more than [`LONGEST`] bytes.
+/// When the text has more than [`LONGEST_PROMPT`] bytes.
 fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) -> Result<(), Error> {
     let line = |text: &mut String, depth: usize| {
         let spaces = indent.unwrap_or(0).saturating_mul(depth);
-        if text.len().saturating_add(spaces) > LONGEST {
-            let message = format!("tojson writes more than {LONGEST} bytes");
+        if text.len().saturating_add(spaces) > LONGEST_PROMPT {
+            let message = format!("tojson writes more than {LONGEST_PROMPT} bytes");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
         if indent.is_some() {
@@ -282,9 +293,17 @@ mod tests {
     fn a_template_that_writes_more_than_any_prompt_is_ended() {
         let writes =
             |mib: usize| format!("{{% for a in range({mib}) %}}{{{{ 'x' * 1048576 }}}}{{% endfor %}}");
-        assert_eq!(render(&writes(64), &json!([])).unwrap().len(), LONGEST);
+        assert_eq!(render(&writes(64), &json!([])).unwrap().len(), LONGEST_PROMPT);
         let error = render(&writes(65), &json!([])).map(|prompt| prompt.len()).unwrap_err();
         assert!(error.to_string().contains("more than 67108864 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_prompt_has_no_more_bytes_than_its_caller_takes() {
+        let template = ChatTemplate::new("{{ 'x' * 10 }}".into(), String::new(), String::new()).unwrap();
+        let within = |most| template.render_within(&json!([]), &serde_json::Map::new(), 0, most);
+        assert_eq!(within(10).unwrap().len(), 10);
+        assert!(matches!(within(9), Err(TextError::TooLong(9))));
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The errors that clients get for wrong requests.
 
+use std::sync::Arc;
+
+use host_front::text::ChatTemplate;
 use serde_json::{Value, json};
 
 use super::client::send;
@@ -363,6 +366,30 @@ async fn chat_without_a_template_says_what_to_do() {
     assert_eq!(reply.status, 400);
     let message = reply.json().await["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("has no chat template: use /v1/completions"), "{message}");
+}
+
+/// Some templates take a system message at the beginning alone. Agents also send them later.
+#[tokio::test]
+async fn what_a_template_refuses_is_refused_in_its_own_words() {
+    const TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'system' and not loop.first %}\
+        {{ raise_exception('System message must be at the beginning.') }}{% endif %}{{ message.content }}{% endfor %}";
+    let mut config = config();
+    config.text.template =
+        Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
+    let front = Front::start(config).await;
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "developer", "content": "Now."}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": messages})),
+        ("/v1/responses", json!({"input": messages})),
+    ] {
+        let reply = front.post(path, &body).await;
+        assert_eq!(reply.status, 400);
+        assert_eq!(
+            reply.json().await["error"]["message"],
+            "the chat template refused the messages: System message must be at the beginning.",
+            "{path}"
+        );
+    }
 }
 
 #[tokio::test]

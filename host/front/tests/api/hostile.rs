@@ -9,7 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::http::Request;
 use host_front::front::FrontConfig;
 use host_front::text::decode::Utf8Stream;
-use host_front::text::{ByteTokenizer, TextError, TextStream, Tokenizer};
+use host_front::text::{ByteTokenizer, ChatTemplate, TextError, TextStream, Tokenizer};
 use host_tests::wait::{PATIENCE, answered_until};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -234,6 +234,38 @@ async fn a_prompt_whose_bytes_cannot_fit_is_refused_before_it_is_tokenized() {
     let (path, body) = &bodies(&"x".repeat(511 * 4))[0];
     assert_eq!(front.post(path, body).await.status, 200);
     assert_eq!(tokenizer.texts.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_template_makes_no_longer_text_of_a_conversation_than_memory_is_for() {
+    let template = "{% for a in range(messages[0].content | int) %}{{ 'x' * 1024 }}{% endfor %}";
+    let template = ChatTemplate::new(template.into(), String::new(), String::new()).unwrap();
+    let mut config = config();
+    config.text.template = Some(Arc::new(template));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    // Texts for each of the turns, all of them longer than the context, and one for none.
+    for (kib, code, words) in [
+        ("2", json!("context_length_exceeded"), "512 tokens"),
+        ("200", json!("context_length_exceeded"), "512 tokens"),
+        ("1500", json!("context_length_exceeded"), "512 tokens"),
+        ("9000", Value::Null, "more than 8388608 bytes of text from messages"),
+    ] {
+        let messages = json!([{"role": "user", "content": kib}]);
+        for (path, input, length) in [
+            ("/v1/chat/completions", "messages", "max_tokens"),
+            ("/v1/responses", "input", "max_output_tokens"),
+        ] {
+            let reply = front.post(path, &json!({input: messages, length: 1})).await;
+            assert_eq!(reply.status, 400, "{path} {kib}");
+            let error = reply.json().await["error"].clone();
+            let words = words.replace("messages", input);
+            assert!(error["code"] == code && error["message"].as_str().unwrap().contains(&words), "{error}");
+        }
+        let reply = front.post("/tokenize", &json!({"messages": messages})).await;
+        assert_eq!(reply.status, if code.is_null() { 400 } else { 200 }, "{kib}");
+    }
+    front.until_metrics_say("host_text_bytes 0\n").await;
 }
 
 #[tokio::test]

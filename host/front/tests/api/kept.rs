@@ -1,6 +1,9 @@
 //! What a router keeps of answers while they are sent counts in the client's share.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
+
+use host_front::text::ChatTemplate;
+use serde_json::{Map, Value, json};
 
 use super::fake_worker::{FakeWorker, Script, Step, steps};
 use super::fixture::{Front, config};
@@ -104,6 +107,39 @@ async fn the_prompt_of_a_running_request_counts_in_its_clients_share() {
     };
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     assert!(running.len() >= 8, "{}: answers to one prompt share it", running.len());
+    drop(running);
+    front.until_metrics_say("host_text_bytes 0\n").await;
+}
+
+#[tokio::test]
+async fn the_names_of_a_running_requests_arguments_count_in_its_clients_share() {
+    // The prompt does not show the tools.
+    let template = "{# <function=f> <parameter=p> #}{% if tools %}{% endif %}{{ messages[0].content }}";
+    let template = ChatTemplate::new(template.into(), String::new(), String::new()).unwrap();
+    let mut config = config();
+    config.max_text_bytes = 1_000_000;
+    config.text.template = Some(Arc::new(template));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    // Names of 40 kB, and as many bytes to keep them.
+    let properties: Map<String, Value> =
+        (0..400).map(|at| (format!("{at:0>100}"), json!({"type": "integer"}))).collect();
+    let parameters = json!({"type": "object", "properties": properties});
+    let body = json!({
+        "messages": [{"role": "user", "content": "abc"}], "stream": true, "max_tokens": 9,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+    });
+    let mut running = Vec::new();
+    let refused = loop {
+        let reply = front.post("/v1/chat/completions", &body).await;
+        if reply.status != 200 {
+            break reply;
+        }
+        running.push(reply);
+        assert!(running.len() < 20, "more than the client's share of 800 kB");
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert!(running.len() >= 4, "{}", running.len());
     drop(running);
     front.until_metrics_say("host_text_bytes 0\n").await;
 }

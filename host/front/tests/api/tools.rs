@@ -224,6 +224,60 @@ async fn thoughts_that_wait_count_in_the_share_of_their_client() {
     front.until_metrics_say("host_answer_bytes 0\n").await;
 }
 
+/// The template for Gemma 3 that is among the examples.
+const GEMMA: &str = include_str!("../../../../examples/chat-templates/gemma-3.jinja");
+
+#[tokio::test]
+async fn gemma_calls_tools_with_the_template_among_the_examples() {
+    let said = "I look.\n```tool_code\nweather(place=\"Oslo\")\nweather(place='Rome')\n```\n";
+    let mut config = config();
+    config.text.template =
+        Some(Arc::new(ChatTemplate::new(GEMMA.into(), "<bos>".into(), String::new()).unwrap()));
+    let mut front = Front::start(config).await;
+    let _prefill = front.worker_for(4096, "prefill-0", "prefill", prefills()).await;
+    let decode = front.worker_for(4096, "decode-0", "decode", says(said)).await;
+
+    let answer = front.post(CHAT, &asking(&json!({}))).await.json().await;
+    let choice = &answer["choices"][0];
+    let message = &choice["message"];
+    assert_eq!(
+        (&message["content"], &choice["finish_reason"]),
+        (&json!("I look."), &json!("tool_calls")),
+        "{answer}"
+    );
+    let arguments: Vec<&Value> =
+        message["tool_calls"].as_array().unwrap().iter().map(|call| &call["function"]["arguments"]).collect();
+    assert_eq!(arguments, [&json!("{\"place\":\"Oslo\"}"), &json!("{\"place\":\"Rome\"}")]);
+    let events = front.post(CHAT, &asking(&json!({"stream": true}))).await.events().await;
+    let (text, _, calls, reason) = joined(&events);
+    assert_eq!((text.as_str(), calls.len(), reason), ("I look.", 2, json!("tool_calls")));
+
+    let messages = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "a", "type": "function",
+            "function": {"name": "weather", "arguments": "{\"place\": \"Oslo\", \"days\": [2, true]}"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "cold"},
+        {"role": "developer", "content": "Now."},
+    ]);
+    let more = json!({"messages": messages, "tool_choice": "required"});
+    assert_eq!(front.post(CHAT, &asking(&more)).await.status, 200);
+    let (prompt, grammar) = given(&decode);
+    assert!(prompt.starts_with("<bos><start_of_turn>user\nYou can call functions."), "{prompt}");
+    assert!(prompt.contains("The functions are:\n{\"name\": \"weather\", "), "{prompt}");
+    let end = "}\n\nBe brief.\n\nhi<end_of_turn>\n\
+        <start_of_turn>model\nI look.\n```tool_code\nweather(place=\"Oslo\", days=[2, true])\n```<end_of_turn>\n\
+        <start_of_turn>user\n```tool_output\ncold\n```\n\nNow.<end_of_turn>\n\
+        <start_of_turn>model\n";
+    assert!(prompt.ends_with(end), "{prompt}");
+    assert!(grammar.unwrap().starts_with("start: \"```tool_code\\n\" call (\"\\n\" call)*"));
+    // Without tools, the prompt is that of Gemma's own template.
+    let messages = json!([{"role": "system", "content": "Be."}, {"role": "user", "content": "hi"}]);
+    assert_eq!(front.post(CHAT, &json!({"messages": messages})).await.status, 200);
+    let expected = "<bos><start_of_turn>user\nBe.\n\nhi<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(given(&decode).0, expected);
+}
+
 /// A short form of Qwen3-Coder's template: it writes arguments as tags, and earlier calls as the model wrote them.
 const TAGS: &str = "{% for tool in tools %}<function=...>[{{ tool.function.name }}]{% endfor %}\
 {% for message in messages %}<{{ message.role }}>{{ message.content + '' }}{% for call in message.tool_calls %}{{ '\n' }}<tool_call>\n\

@@ -59,6 +59,14 @@ choices! {
         #[value(alias = "qwen3_coder", alias = "qwen3_xml", alias = "qwen3-xml")]
         #[serde(alias = "qwen3_coder", alias = "qwen3_xml", alias = "qwen3-xml")]
         Qwen3Coder,
+        /// Calls in Python's notation, in a block of Markdown that is called tool_code
+        #[value(alias = "gemma3")]
+        #[serde(alias = "gemma3")]
+        Gemma,
+        /// Calls between <start_function_call> and <end_function_call>
+        #[value(alias = "functiongemma", alias = "function_gemma")]
+        #[serde(alias = "functiongemma", alias = "function_gemma")]
+        FunctionGemma,
     }
 }
 

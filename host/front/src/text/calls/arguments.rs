@@ -218,11 +218,12 @@ fn branches<'a>(schema: &'a Value, keys: &'static [&'static str]) -> impl Iterat
     keys.iter().filter_map(|key| schema.get(key)?.as_array()).flatten()
 }
 
-/// The kinds of all arguments that these parameters list, but for plain texts.
+/// The kinds of all arguments that these parameters list, but for plain texts, and for names that are too long for an answer.
 pub(super) fn kinds(parameters: &Value) -> HashMap<String, Kind> {
     let mut schemas = Schemas::new(parameters);
     let listed = parameters.get("properties").and_then(Value::as_object).into_iter().flatten();
-    let kinds = listed.map(|(name, _)| (name.clone(), schemas.kind(name)));
+    let known = listed.filter(|(name, _)| name.len() <= LONGEST_NAME);
+    let kinds = known.map(|(name, _)| (name.clone(), schemas.kind(name)));
     kinds.filter(|(_, kind)| *kind != Kind::Text).collect()
 }
 
@@ -316,6 +317,17 @@ mod tests {
             assert!(steps <= most_steps && read <= bytes, "{target:.8}: {steps} steps, {read} bytes");
             assert!(schemas.targets.len() <= 1, "a reference is resolved once");
         }
+    }
+
+    #[test]
+    fn names_that_no_answer_has_are_not_kept() {
+        let name = |length: usize| "n".repeat(length);
+        let properties: serde_json::Map<String, Value> = [name(LONGEST_NAME), name(LONGEST_NAME + 1)]
+            .map(|name| (name, json!({"type": "integer"})))
+            .into_iter()
+            .collect();
+        let kept = kinds(&json!({"properties": properties}));
+        assert_eq!(kept.into_keys().collect::<Vec<_>>(), [name(LONGEST_NAME)]);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use host_grammar::{GrammarError, MAX_TEXT, Source, json_rule, lark_text};
 use serde_json::{Map, Value, json};
 
-use super::CallFormat;
 use super::arguments::{Kind, LONGEST_NAME, Schemas, kinds};
+use super::{CallFormat, function_gemma};
 
 /// A tool: the facts that its calls depend on.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,10 +125,14 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
         (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::Several) => "start: call (\"\\n\" call)*",
         (CallFormat::Pythonic, CallRule::Several) => "start: \"[\" call (\", \" call)* \"]\"",
         (CallFormat::Pythonic, CallRule::One) => "start: \"[\" call \"]\"",
-        // Llama's models are not trained to write more than one call.
-        (CallFormat::Hermes | CallFormat::Qwen3Coder, CallRule::One) | (CallFormat::Llama, _) => {
-            "start: call"
+        (CallFormat::Gemma, CallRule::Several) => {
+            "start: \"```tool_code\\n\" call (\"\\n\" call)* \"\\n```\""
         }
+        (CallFormat::Gemma, CallRule::One) => "start: \"```tool_code\\n\" call \"\\n```\"",
+        (CallFormat::FunctionGemma, CallRule::Several) => "start: call+",
+        // Llama's models are not trained to write more than one call.
+        (CallFormat::Hermes | CallFormat::Qwen3Coder | CallFormat::FunctionGemma, CallRule::One)
+        | (CallFormat::Llama, _) => "start: call",
     };
     let names: Vec<String> = (0..functions.len()).map(|index| format!("call_{index}")).collect();
     let mut rules = Rules { text: format!("{start}\ncall: {}", names.join(" | ")) };
@@ -143,8 +147,11 @@ pub fn calls(format: CallFormat, functions: &[Function], rule: CallRule) -> Resu
                 let before = format!("{{\"name\": {name}, \"parameters\": ");
                 object(&mut rules, index, function, &before, "}")?;
             }
-            CallFormat::Pythonic => keywords(&mut rules, index, &Arguments::new(function))?,
+            CallFormat::Pythonic | CallFormat::Gemma => {
+                keywords(&mut rules, index, &Arguments::new(function))?;
+            }
             CallFormat::Qwen3Coder => tags(&mut rules, index, &Arguments::new(function))?,
+            CallFormat::FunctionGemma => fields(&mut rules, index, &Arguments::new(function))?,
         }
     }
     Ok(Source::lark(rules.text))
@@ -175,11 +182,8 @@ fn tags(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<()
         let name = start_of(name);
         return refuse(format!("an argument of the tool {tool} is called {name:?}, which no tag can name"));
     }
-    let elsewhere = ["$ref", "allOf", "anyOf", "oneOf"];
-    if let Some(key) = elsewhere.iter().find(|key| parameters.get(**key).is_some()) {
-        return refuse(format!(
-            "the arguments of the tool {tool} are not listed in its properties alone, but in {key}, too"
-        ));
+    if let Some(why) = elsewhere(arguments.function) {
+        return refuse(why);
     }
     let all = (0..arguments.names.len())
         .map(|at| format!(" arg_{index}_{at}{}", if at < arguments.required { "" } else { "?" }));
@@ -204,12 +208,21 @@ fn tags(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<()
     Ok(())
 }
 
+/// Why a format that writes argument by argument cannot write the calls of a tool: some of its arguments are not in the list.
+fn elsewhere(function: &Function) -> Option<String> {
+    let Function { name, parameters } = function;
+    let key = ["$ref", "allOf", "anyOf", "oneOf"].into_iter().find(|key| parameters.get(*key).is_some())?;
+    Some(format!(
+        "the arguments of the tool {name} are not listed in its properties alone, but in {key}, too"
+    ))
+}
+
 /// As much of a name as an error repeats.
 fn start_of(name: &str) -> String {
     name.chars().take(64).collect()
 }
 
-/// Longest text whose length a grammar of tags can limit, in characters.
+/// Longest text whose length a rule for plain text can limit, in characters.
 const LONGEST_COUNTED: u64 = 1000;
 
 /// The rules of an argument that may be plain text, including the tag that ends it.
@@ -222,28 +235,111 @@ fn plain<'a>(
     kind: Kind,
 ) -> Result<(), GrammarError> {
     if let Some(values) = schemas.values(schema) {
-        let mut texts = String::new();
-        for value in values {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            rules.have_room(tool, texts.len() + text.len())?;
-            let or = if texts.is_empty() { "" } else { " | " };
-            texts += &format!("{or}{}", lark_text(&text));
-        }
+        let written = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let texts = alternatives(rules, tool, &values, written)?;
         return rules.add(tool, &format!("value_{rule}: ({texts}) {}", lark_text("\n</parameter>")));
     }
-    let schema = schemas.resolved(schema);
-    let bound = |key: &str| schema.get(key).and_then(Value::as_u64).filter(|_| kind == Kind::Text);
-    let least = bound("minLength").unwrap_or(0).min(LONGEST_COUNTED);
-    let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
-    let most = most.map_or(String::new(), |most| most.to_string());
+    let any = counted(schemas.resolved(schema), kind);
     // Any text that does not contain the end tag, and the end of a line.
-    let text = format!("TEXT_{rule}: /(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/");
+    let text = format!("TEXT_{rule}: /{any}\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/");
     rules.add(tool, &text)?;
     rules.add(tool, &format!("value_{rule}[suffix=\"</parameter>\"]: TEXT_{rule}"))
 }
 
-/// The rules of a call in Python's notation: first its required arguments, then any of the others, each in the schema's order. Values
-/// are JSON, which the reader accepts like literals of Python.
+/// These values as alternatives of a rule.
+fn alternatives(
+    rules: &Rules,
+    tool: &str,
+    values: &[&Value],
+    written: impl Fn(&Value) -> String,
+) -> Result<String, GrammarError> {
+    let mut texts = String::new();
+    for &value in values {
+        let text = written(value);
+        rules.have_room(tool, texts.len() + text.len())?;
+        let or = if texts.is_empty() { "" } else { " | " };
+        texts += &format!("{or}{}", lark_text(&text));
+    }
+    Ok(texts)
+}
+
+/// An expression for any text of the length that a schema asks for.
+fn counted(schema: &Value, kind: Kind) -> String {
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64).filter(|_| kind == Kind::Text);
+    let least = bound("minLength").unwrap_or(0).min(LONGEST_COUNTED);
+    let most = bound("maxLength").filter(|most| (least..=LONGEST_COUNTED).contains(most));
+    let most = most.map_or(String::new(), |most| most.to_string());
+    format!("(?s:.{{{least},{most}}})")
+}
+
+/// The rules of a call of FunctionGemma: first its required arguments, then any of the others, each in the schema's order. Lists and
+/// objects are JSON, which the reader accepts, too.
+fn fields(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<(), GrammarError> {
+    const ESCAPE: &str = function_gemma::ESCAPE;
+    let Function { name: tool, parameters } = arguments.function;
+    let refuse = |why: String| Err(GrammarError::Refused(format!("of FunctionGemma's calls, {why}")));
+    let odd = |name: &&&str| {
+        name.is_empty() || name.len() > LONGEST_NAME || name.trim() != **name || name.contains(ODD_IN_FIELDS)
+    };
+    if let Some(name) = arguments.names.iter().find(odd) {
+        let name = start_of(name);
+        return refuse(format!("an argument of the tool {tool} is called {name:?}, which they cannot name"));
+    }
+    if let Some(why) = elsewhere(arguments.function) {
+        return refuse(why);
+    }
+    let before = format!("{}{}{tool}{{", function_gemma::OPEN, function_gemma::CALL);
+    let after = format!("}}{}", function_gemma::CLOSE);
+    separated(rules, index, arguments, [&before, ",", &after])?;
+    let kinds = kinds(parameters);
+    let mut schemas = Schemas::new(parameters);
+    for (at, name) in arguments.names.iter().enumerate() {
+        let rule = format!("{index}_{at}");
+        rules.add(tool, &format!("arg_{rule}: {} value_{rule}", lark_text(&format!("{name}:"))))?;
+        let schema = &parameters["properties"][name];
+        let kind = kinds.get(*name).copied().unwrap_or(Kind::Text);
+        let values = match kind {
+            Kind::Text | Kind::Mixed(_) => schemas.values(schema),
+            Kind::Json(_) => None,
+        };
+        if let Some(values) = values {
+            if values.iter().any(|value| value.as_str().is_some_and(|text| text.contains(ESCAPE))) {
+                return refuse(format!(
+                    "an argument of the tool {tool} may be a text with {ESCAPE}, which ends a text"
+                ));
+            }
+            let written = |value: &Value| match value.as_str() {
+                Some(text) => format!("{ESCAPE}{text}{ESCAPE}"),
+                None => value.to_string(),
+            };
+            let texts = alternatives(rules, tool, &values, written)?;
+            rules.add(tool, &format!("value_{rule}: {texts}"))?;
+            continue;
+        }
+        let mark = lark_text(ESCAPE);
+        let value = match kind {
+            Kind::Text => format!("{mark} text_{rule}"),
+            Kind::Mixed(_) => format!("{mark} text_{rule} | json_{rule}"),
+            Kind::Json(_) => format!("json_{rule}"),
+        };
+        rules.add(tool, &format!("value_{rule}: {value}"))?;
+        if let Kind::Text | Kind::Mixed(_) = kind {
+            let any = counted(schemas.resolved(schema), kind);
+            rules.add(tool, &format!("TEXT_{rule}: /{any}/ & ~/(?s:.*){ESCAPE}(?s:.*)/"))?;
+            rules.add(tool, &format!("text_{rule}[suffix={mark}]: TEXT_{rule}"))?;
+        }
+        if let Kind::Mixed(_) | Kind::Json(_) = kind {
+            rules.add_json(tool, &format!("json_{rule}"), &arguments.schema(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Letters that the name of an argument cannot have in FunctionGemma's calls.
+const ODD_IN_FIELDS: [char; 9] = [':', ',', '{', '}', '[', ']', '<', '"', '\n'];
+
+/// The rule of a call: first its required arguments, then any of the others, each in the schema's order. `marks` are the texts before
+/// the arguments, between two of them, and behind them.
 ///
 /// ```text
 /// required  call: "f(" arg_0 ", " arg_1 (", " arg_2)? (", " arg_3)? ")"
@@ -251,8 +347,44 @@ fn plain<'a>(
 ///           some_0: arg_0
 ///           some_1: some_0 (", " arg_1)? | arg_1       at least one of the arguments up to the second
 /// ```
-fn keywords(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<(), GrammarError> {
+fn separated(
+    rules: &mut Rules,
+    index: usize,
+    arguments: &Arguments<'_>,
+    marks: [&str; 3],
+) -> Result<(), GrammarError> {
     let Arguments { function, names, required, .. } = arguments;
+    let tool = &function.name;
+    let [before, comma, after] = marks.map(lark_text);
+    let rule = |at: usize| format!("arg_{index}_{at}");
+    let all = match (required, names.len()) {
+        (0, 0) => String::new(),
+        (0, count) => format!("some_{index}_{}? ", count - 1),
+        (required, count) => {
+            let between = format!(" {comma} ");
+            let must: Vec<String> = (0..*required).map(rule).collect();
+            let may: String = (*required..count).map(|at| format!(" ({comma} {})?", rule(at))).collect();
+            format!("{}{may} ", must.join(between.as_str()))
+        }
+    };
+    rules.add(tool, &format!("call_{index}: {before} {all}{after}"))?;
+    if *required > 0 {
+        return Ok(());
+    }
+    for at in 0..names.len() {
+        let arg = rule(at);
+        let some = match at.checked_sub(1) {
+            None => arg,
+            Some(last) => format!("some_{index}_{last} ({comma} {arg})? | {arg}"),
+        };
+        rules.add(tool, &format!("some_{index}_{at}: {some}"))?;
+    }
+    Ok(())
+}
+
+/// The rules of a call in Python's notation. Values are JSON, which the reader accepts like literals of Python.
+fn keywords(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Result<(), GrammarError> {
+    let Arguments { function, names, .. } = arguments;
     let tool = &function.name;
     let odd = |name: &&&str| !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
     if let Some(name) = names.iter().find(odd) {
@@ -261,32 +393,10 @@ fn keywords(rules: &mut Rules, index: usize, arguments: &Arguments<'_>) -> Resul
             "this model writes calls in Python's notation, and an argument of the tool {tool} is called {name:?}, which is no name there"
         )));
     }
-    let rule = |at: usize| format!("arg_{index}_{at}");
-    let all = match (required, names.len()) {
-        (0, 0) => String::new(),
-        (0, count) => format!("some_{index}_{}? ", count - 1),
-        (required, count) => {
-            let must: Vec<String> = (0..*required).map(rule).collect();
-            let may: String = (*required..count).map(|at| format!(" (\", \" {})?", rule(at))).collect();
-            format!("{}{may} ", must.join(" \", \" "))
-        }
-    };
-    rules.add(tool, &format!("call_{index}: {} {all}\")\"", lark_text(&format!("{tool}("))))?;
+    separated(rules, index, arguments, [&format!("{tool}("), ", ", ")"])?;
     for (at, name) in names.iter().enumerate() {
-        let arg = rule(at);
-        match (required, at) {
-            (1.., _) => {}
-            (0, 0) => rules.add(tool, &format!("some_{index}_0: {arg}"))?,
-            (0, at) => {
-                let before = at - 1;
-                rules.add(
-                    tool,
-                    &format!("some_{index}_{at}: some_{index}_{before} (\", \" {arg})? | {arg}"),
-                )?;
-            }
-        }
         let value = format!("value_{index}_{at}");
-        rules.add(tool, &format!("{arg}: {} {value}", lark_text(&format!("{name}="))))?;
+        rules.add(tool, &format!("arg_{index}_{at}: {} {value}", lark_text(&format!("{name}="))))?;
         rules.add_json(tool, &value, &arguments.schema(name))?;
     }
     Ok(())
@@ -344,21 +454,55 @@ mod tests {
         let answer = Source::json_schema(
             &json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}),
         );
-        for (format, call) in [
-            (CallFormat::Hermes, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 0}}\n</tool_call>"),
-            (
-                CallFormat::Qwen3Coder,
-                "<tool_call>\n<function=f>\n<parameter=a>\n0\n</parameter>\n</function>\n</tool_call>",
-            ),
+        const HERMES: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 0}}\n</tool_call>";
+        const CODER: &str =
+            "<tool_call>\n<function=f>\n<parameter=a>\n0\n</parameter>\n</function>\n</tool_call>";
+        const FUNCTION: &str = "<start_function_call>call:f{a:0}<end_function_call>";
+        for (format, call, two) in [
+            (CallFormat::Hermes, HERMES, format!("{HERMES}\n{HERMES}")),
+            (CallFormat::Qwen3Coder, CODER, format!("{CODER}\n{CODER}")),
+            (CallFormat::Gemma, "```tool_code\nf(a=0)\n```", "```tool_code\nf(a=0)\nf(a=0)\n```".to_owned()),
+            (CallFormat::FunctionGemma, FUNCTION, format!("{FUNCTION}{FUNCTION}")),
         ] {
             let calls = calls(format, &[tool(1, 1)], CallRule::Several).unwrap();
-            let texts =
-                [r#"{"sum":1}"#, "{\n  \"sum\": 1\n}", call, &format!("{call}\n{call}")].map(str::to_owned);
+            let texts = [r#"{"sum":1}"#, "{\n  \"sum\": 1\n}", call, &two].map(str::to_owned);
             let either = answer.or(&calls).unwrap();
             assert_eq!(taken(&compiler, &either, &texts), texts, "{}", either.text);
             let wrong = [r#"{"a":1}"#, "so", &format!("{{\"sum\":1}}{call}")].map(str::to_owned);
             assert!(taken(&compiler, &either, &wrong).is_empty(), "{}", either.text);
         }
+    }
+
+    #[test]
+    fn functiongemma_has_texts_between_its_marks_and_json_elsewhere() {
+        let compiler = compiler();
+        let parameters = json!({
+            "type": "object", "required": ["text", "kind", "any", "list"],
+            "properties": {
+                "text": {"type": "string", "minLength": 1, "maxLength": 4}, "kind": {"enum": ["a", null]},
+                "any": {"type": ["string", "integer"]}, "list": {"type": "array", "items": {"type": "string"}},
+            },
+        });
+        let function = Function { name: "f".to_owned(), parameters };
+        let source = calls(CallFormat::FunctionGemma, &[function], CallRule::One).unwrap();
+        let call = |text: &str, kind: &str, any: &str, list: &str| {
+            let arguments = format!("text:{text},kind:{kind},any:{any},list:{list}");
+            format!("<start_function_call>call:f{{{arguments}}}<end_function_call>")
+        };
+        let right = [
+            call("<escape><\"},<escape>", "<escape>a<escape>", "7", "[]"),
+            call("<escape>é<escape>", "null", "<escape>x, y<escape>", "[\"a\"]"),
+        ];
+        assert_eq!(taken(&compiler, &source, &right), right, "{}", source.text);
+        let wrong = [
+            call("<escape>abcde<escape>", "null", "7", "[]"),
+            call("<escape><escape>", "null", "7", "[]"),
+            call("<escape>a<escape>b<escape>", "null", "7", "[]"),
+            call("a", "null", "7", "[]"),
+            call("<escape>a<escape>", "a", "7", "[]"),
+            call("<escape>a<escape>", "null", "x", "[]"),
+        ];
+        assert!(taken(&compiler, &source, &wrong).is_empty(), "{}", source.text);
     }
 
     #[test]

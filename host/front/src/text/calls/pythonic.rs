@@ -49,7 +49,7 @@ pub(super) struct Pythonic {
 
 /// The brackets that are open at a position.
 #[derive(Debug, Default)]
-struct Brackets {
+pub(super) struct Brackets {
     depth: usize,
     quote: Option<u8>,
     escaped: bool,
@@ -57,7 +57,7 @@ struct Brackets {
 
 impl Brackets {
     /// Reads more text. The position after the bracket that closes the first one.
-    fn closed(&mut self, text: &str) -> Option<usize> {
+    pub(super) fn closed(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             looked_at(1);
             if std::mem::take(&mut self.escaped) {
@@ -83,35 +83,33 @@ impl Brackets {
 }
 
 /// The meaning of the text ahead.
-enum Begin {
+pub(super) enum Begin {
     Incomplete,
     Other,
     Call,
+}
+
+/// Whether the text ahead begins with a call: the name of a tool and a bracket.
+pub(super) fn begin(ahead: &str, names: &[String]) -> Begin {
+    let head = &ahead[..ahead.floor_char_boundary(LONGEST_HEAD)];
+    let name = head.split('(').next().unwrap_or_default();
+    looked_at(name.len());
+    let open = name.len() < head.len();
+    match open {
+        true if names.iter().any(|known| known == name.trim()) => Begin::Call,
+        false
+            if head.len() == ahead.len() && names.iter().any(|known| known.starts_with(name.trim_end())) =>
+        {
+            Begin::Incomplete
+        }
+        _ => Begin::Other,
+    }
 }
 
 impl Pythonic {
     pub(super) fn new(names: Vec<String>) -> Self {
         let (held, lead) = (Held::default(), String::new());
         Self { stage: Stage::Start, held, lead, names, seen: Brackets::default() }
-    }
-
-    /// Whether the text ahead begins with a call: the name of a tool and a bracket.
-    fn begin(&self) -> Begin {
-        let ahead = self.held.ahead();
-        let head = &ahead[..ahead.floor_char_boundary(LONGEST_HEAD)];
-        let name = head.split('(').next().unwrap_or_default();
-        looked_at(name.len());
-        let open = name.len() < head.len();
-        match open {
-            true if self.names.iter().any(|known| known == name.trim()) => Begin::Call,
-            false
-                if head.len() == ahead.len()
-                    && self.names.iter().any(|known| known.starts_with(name.trim_end())) =>
-            {
-                Begin::Incomplete
-            }
-            _ => Begin::Other,
-        }
     }
 
     /// Goes on to the next stage, or returns false where that needs more text.
@@ -124,7 +122,7 @@ impl Pythonic {
             Stage::Start | Stage::Before => Stage::Text,
             Stage::First => {
                 self.held.skip_space();
-                match self.begin() {
+                match begin(self.held.ahead(), &self.names) {
                     Begin::Incomplete => return false,
                     Begin::Other => Stage::Text,
                     Begin::Call => {
@@ -202,19 +200,24 @@ impl CallReader for Pythonic {
 }
 
 /// Reads `f(a=1, b='x')` as a name and a JSON object.
-fn call(text: &str) -> Option<(String, String)> {
+pub(super) fn call(text: &str) -> Option<(String, String)> {
     let (name, rest) = text.split_once('(')?;
     let mut rest = Literal(rest.trim_start());
     let mut arguments = Map::new();
     while !rest.take(")") {
         let (key, value) = rest.0.split_once('=')?;
+        let key = key.trim();
+        // Any other text is an argument without a name, or another expression.
+        if key.is_empty() || !key.chars().all(|letter| letter.is_alphanumeric() || letter == '_') {
+            return None;
+        }
         rest.0 = value.trim_start();
-        arguments.insert(key.trim().to_owned(), rest.value(0)?);
+        arguments.insert(key.to_owned(), rest.value(0)?);
         if !rest.take(",") && !rest.0.starts_with(')') {
             return None;
         }
     }
-    Some((name.trim().to_owned(), Value::Object(arguments).to_string()))
+    rest.0.trim().is_empty().then(|| (name.trim().to_owned(), Value::Object(arguments).to_string()))
 }
 
 /// The rest of a literal that is being read.
@@ -295,6 +298,8 @@ impl Literal<'_> {
                     'n' => text.push('\n'),
                     't' => text.push('\t'),
                     'r' => text.push('\r'),
+                    'b' => text.push('\u{8}'),
+                    'f' => text.push('\u{c}'),
                     'u' => {
                         let digits: String = letters.by_ref().take(4).map(|(_, digit)| digit).collect();
                         text.push(char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?);

@@ -27,6 +27,15 @@ fn join(parts: Vec<AnswerPart>) -> All {
 /// A format, an answer, its text, its calls.
 type Sample = (CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
+const FORMATS: [CallFormat; 6] = [
+    CallFormat::Hermes,
+    CallFormat::Llama,
+    CallFormat::Pythonic,
+    CallFormat::Qwen3Coder,
+    CallFormat::Gemma,
+    CallFormat::FunctionGemma,
+];
+
 fn read(format: CallFormat, pieces: &[&str]) -> All {
     let parameters = json!({"properties": {
         "text": {"type": "string"}, "count": {"type": "integer"}, "list": {"type": "array"},
@@ -43,8 +52,8 @@ fn read(format: CallFormat, pieces: &[&str]) -> All {
 
 #[test]
 fn calls_are_read_wherever_the_text_is_cut() {
-    use CallFormat::{Hermes, Llama, Pythonic, Qwen3Coder};
-    let samples: [Sample; 41] = [
+    use CallFormat::{FunctionGemma, Gemma, Hermes, Llama, Pythonic, Qwen3Coder};
+    let samples: [Sample; 71] = [
         (Hermes, "Hello <b>world</b>.\n", "Hello <b>world</b>.\n", &[]),
         (
             Hermes,
@@ -187,6 +196,86 @@ fn calls_are_read_wherever_the_text_is_cut() {
             &[("f", r#"{"list": "['it', \"s\"]"}"#)],
         ),
         (Qwen3Coder, "<tool_call><function=f><parameter=te", "", &[("f", "{")]),
+        (
+            Gemma,
+            "I look.\n\n```tool_code\nget_weather(text=\"Oslo\", count=3)\n```\n",
+            "I look.",
+            &[("get_weather", "{\"text\":\"Oslo\",\"count\":3}")],
+        ),
+        (
+            Gemma,
+            "```tool_code\n[f(a='it\\'s'), get_weather()]\n```\nand\n```tool_code\nf()```",
+            "\nand",
+            &[("f", "{\"a\":\"it's\"}"), ("get_weather", "{}"), ("f", "{}")],
+        ),
+        (Gemma, "```tool_code\nf()\n``` done", " done", &[("f", "{}")]),
+        (Gemma, "```tool_code\nf(text='```')\n```", "", &[("f", "{\"text\":\"```\"}")]),
+        (Gemma, "```tool_code\nf(a=1)", "", &[("f", "{\"a\":1}")]),
+        (Gemma, "```tool_code\nf()\nprint(1)\n```", "\nprint(1)\n```", &[("f", "{}")]),
+        (Gemma, "```tool_code\nx = f(a=1)\n```", "```tool_code\nx = f(a=1)\n```", &[]),
+        (Gemma, "```tool_code\nf(1)\nget_weather()\n```", "```tool_code\nf(1)\nget_weather()\n```", &[]),
+        (Gemma, "```tool_code\n```", "```tool_code\n```", &[]),
+        (Gemma, "```tool_code\nf(a=1)\nf(2)\n```", "\nf(2)\n```", &[("f", "{\"a\":1}")]),
+        (Gemma, "```tool_code\nf(a=1)\nf(a=", "\nf(a=", &[("f", "{\"a\":1}")]),
+        (Gemma, "```tool_code\nf(\"x\", b=1)\n```", "```tool_code\nf(\"x\", b=1)\n```", &[]),
+        (Gemma, "```tool_code\nf(g(a=1))\n```", "```tool_code\nf(g(a=1))\n```", &[]),
+        (Pythonic, "[f(\"x\", b=1)]", "[f(\"x\", b=1)]", &[]),
+        (Pythonic, "[f(g(a=1))]", "[f(g(a=1))]", &[]),
+        (Gemma, "```python\nf()\n```", "```python\nf()\n```", &[]),
+        (Gemma, "```tool_code\nf(a=1", "```tool_code\nf(a=1", &[]),
+        (Gemma, "```tool_cod", "```tool_cod", &[]),
+        (Gemma, "a ` b ```` c", "a ` b ```` c", &[]),
+        (
+            FunctionGemma,
+            "Sure. <start_function_call>call:get_weather{count:3,text:<escape>Oslo, }<escape>}<end_function_call>",
+            "Sure.",
+            &[("get_weather", "{\"count\":3,\"text\":\"Oslo, }\"}")],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{}<end_function_call><start_function_call>call:other{list:[<escape>a<escape>,true]}<end_function_call>\n",
+            "",
+            &[("f", "{}"), ("other", "{\"list\":[\"a\",true]}")],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call> call:f{a:{b:null}} <end_function_call> done",
+            " done",
+            &[("f", "{\"a\":{\"b\":null}}")],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{\"a\": [\"}<escape>\", {\"b\": 1}]}",
+            "",
+            &[("f", "{\"a\":[\"}<escape>\",{\"b\":1}]}")],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{text:<escape>a < b <esc<escape>}<end_function_call>",
+            "",
+            &[("f", "{\"text\":\"a < b <esc\"}")],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{text:New York}<end_function_call>",
+            "",
+            &[("f", "{\"text\":\"New York\"}")],
+        ),
+        (FunctionGemma, "the <start_function_call> marker", "the <start_function_call> marker", &[]),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{a}<end_function_call>",
+            "<start_function_call>call:f{a}<end_function_call>",
+            &[],
+        ),
+        (
+            FunctionGemma,
+            "<start_function_call>call:f{a:<escape>b",
+            "<start_function_call>call:f{a:<escape>b",
+            &[],
+        ),
+        (FunctionGemma, "<start_function_call>call:f{a:<esc", "<start_function_call>call:f{a:<esc", &[]),
+        (FunctionGemma, "so <start_functio", "so <start_functio", &[]),
     ];
     for (format, answer, text, calls) in samples {
         let calls = calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned()));
@@ -203,7 +292,7 @@ fn calls_are_read_wherever_the_text_is_cut() {
 
 #[test]
 fn any_answer_is_read_the_same_wherever_it_is_cut() {
-    const PIECES: [&str; 43] = [
+    const PIECES: [&str; 53] = [
         "<tool_call>",
         "</tool_call>",
         "<function=f>",
@@ -247,13 +336,23 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
         "; {\"name\": \"f\"}",
         "<tool_call>{\"name\": \"f\"}",
         "<parameter=list>",
+        "```tool_code\n",
+        "```",
+        "`",
+        "f(count=1)",
+        "f(",
+        "<start_function_call>",
+        "<end_function_call>",
+        "call:f{",
+        "<escape>",
+        "count:",
     ];
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..3_000 {
         let answer: String = (0..random.usize(1..16)).map(|_| *random.choice(&PIECES).unwrap()).collect();
-        for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder] {
+        for format in FORMATS {
             let whole = read(format, &[&answer]);
             let letters: Vec<&str> = answer.split("").collect();
             assert_eq!(read(format, &letters), whole, "{format:?} {answer:?}");
@@ -306,9 +405,27 @@ fn a_template_names_its_format() {
             Some(CallFormat::Llama),
         ),
         ("[func_name1(params_name1=params_value1", Some(CallFormat::Pythonic)),
+        ("wrapped with ```tool_code\n…", Some(CallFormat::Gemma)),
+        ("'<start_function_call>call:' + function['name'] + '{'", Some(CallFormat::FunctionGemma)),
         ("{{ message.content }}", None),
     ] {
         assert_eq!(CallFormat::of_template(source), format, "{source}");
+    }
+}
+
+#[test]
+fn names_count_as_memory_of_readers_once_or_for_each_answer() {
+    let properties: serde_json::Map<String, Value> =
+        (0..500).map(|at| (format!("{at:0>500}"), json!({"type": "integer"}))).collect();
+    let tools = [Function { name: "n".repeat(100), parameters: json!({"properties": properties}) }];
+    let memory = |format: CallFormat, answers| format.readers(&tools).memory(answers);
+    let of_names = memory(CallFormat::Qwen3Coder, 1);
+    assert!((500 * 500..1000 * 500).contains(&of_names), "{of_names}");
+    assert_eq!(memory(CallFormat::Qwen3Coder, 128), of_names, "they share them");
+    let of_tools = memory(CallFormat::Hermes, 1);
+    assert!((100..1000).contains(&of_tools), "{of_tools}");
+    for format in [CallFormat::Llama, CallFormat::Pythonic, CallFormat::Gemma] {
+        assert!(memory(format, 128) >= of_tools + 128 * 100, "{format:?}");
     }
 }
 
@@ -358,7 +475,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let functions: Vec<Function> =
         functions.map(|(name, parameters)| Function { name: name.into(), parameters }).to_vec();
     let names: Vec<String> = functions.iter().map(|function| function.name.clone()).collect();
-    for format in [CallFormat::Hermes, CallFormat::Llama, CallFormat::Pythonic, CallFormat::Qwen3Coder] {
+    for format in FORMATS {
         for rule in [CallRule::One, CallRule::Several] {
             let source = super::calls(format, &functions, rule).unwrap();
             let mut most = 0;
@@ -402,7 +519,13 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     assert!(many(json!({"type": "integer"})).is_ok());
     let error = many(json!({"$ref": "#/$defs/x"})).unwrap_err().to_string();
     assert!(error.contains("262144"), "{error}");
-    for (format, name) in [(CallFormat::Pythonic, "a b"), (CallFormat::Qwen3Coder, "a>b")] {
+    for (format, name) in [
+        (CallFormat::Pythonic, "a b"),
+        (CallFormat::Qwen3Coder, "a>b"),
+        (CallFormat::Gemma, "a-b"),
+        (CallFormat::FunctionGemma, "a:b"),
+        (CallFormat::FunctionGemma, "a "),
+    ] {
         let odd = Function { name: "f".into(), parameters: json!({"properties": {name: {}}}) };
         let error = super::calls(format, &[odd], CallRule::One).unwrap_err().to_string();
         assert!(error.contains(&format!("{name:?}")), "{error}");

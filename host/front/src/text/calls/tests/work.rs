@@ -8,10 +8,12 @@ type Attack = (CallFormat, &'static str, &'static str, &'static str);
 
 #[test]
 fn twice_the_answer_takes_twice_the_work() {
-    use CallFormat::{Hermes, Llama, Pythonic, Qwen3Coder};
+    use CallFormat::{FunctionGemma, Gemma, Hermes, Llama, Pythonic, Qwen3Coder};
     const HERMES_CALL: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
     const QWEN_LIST: &str = "<tool_call><function=f><parameter=list>";
-    let attacks: [Attack; 48] = [
+    const MARK: &str = "<start_function_call>";
+    const ARGUMENTS: &str = "<start_function_call>call:f{";
+    let attacks: [Attack; 74] = [
         (Hermes, "", " ", ""),
         (Hermes, "", " <tool_cal", ""),
         (Hermes, "", "<", ""),
@@ -60,6 +62,32 @@ fn twice_the_answer_takes_twice_the_work() {
         (Qwen3Coder, QWEN_LIST, " ", ""),
         (Qwen3Coder, QWEN_LIST, "</parameter", ""),
         (Qwen3Coder, "<tool_call><function=f><parameter=text>", "\n", ""),
+        (Gemma, "", " ", ""),
+        (Gemma, "", "`", ""),
+        (Gemma, "", "```tool_cod", ""),
+        (Gemma, "", "```tool_code", ""),
+        (Gemma, "", "```tool_code f(", ""),
+        (Gemma, "", "```tool_code f(", ")"),
+        (Gemma, "", "```tool_code f(1)", ""),
+        (Gemma, "", "```tool_code f()```", ""),
+        (Gemma, "", "```tool_code [", ""),
+        (Gemma, "```tool_code", " ", ""),
+        (Gemma, "```tool_code", "[", ""),
+        (Gemma, "```tool_code f", " ", ""),
+        (Gemma, "```tool_code", " f(count=1)", ""),
+        (Gemma, "```tool_code f()", " ", ""),
+        (FunctionGemma, "", " ", ""),
+        (FunctionGemma, "", "<start_functio", ""),
+        (FunctionGemma, "", MARK, ""),
+        (FunctionGemma, "", "<start_function_call>call:f", ""),
+        (FunctionGemma, "", ARGUMENTS, ""),
+        (FunctionGemma, "", ARGUMENTS, "}"),
+        (FunctionGemma, MARK, " ", ""),
+        (FunctionGemma, "<start_function_call>call:", "f", ""),
+        (FunctionGemma, ARGUMENTS, "<", ""),
+        (FunctionGemma, ARGUMENTS, "<escape>", ""),
+        (FunctionGemma, ARGUMENTS, "a:1,", ""),
+        (FunctionGemma, "<start_function_call>call:f{}", " ", ""),
     ];
     let mut slow = Vec::new();
     for (format, before, unit, after) in attacks {
