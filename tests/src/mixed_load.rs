@@ -1,18 +1,18 @@
-//! A load of requests of several kinds, the way a client sends one, and the answers of one undivided worker.
+//! A load of requests of several kinds, the way a client sends one, and the answers of one aggregated worker.
 
+mod aggregated;
 mod answer;
 mod draw;
 mod model;
-mod undivided;
 
 use serde_json::{Value, json};
 
 use crate::streaming::{Ended, Events, whole};
 
+pub use aggregated::Aggregated;
 pub use answer::Answer;
 pub use draw::draw;
 pub use model::Model;
-pub use undivided::Undivided;
 
 /// An endpoint of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Job {
     pub is_unseeded: bool,
     /// Most events of its answer, about.
     pub events: usize,
-    /// The answer of one undivided worker. `None` for a request without a seed, whose answer differs each time.
+    /// The answer of one aggregated worker. `None` for a request without a seed, whose answer differs each time.
     pub right: Option<Answer>,
 }
 

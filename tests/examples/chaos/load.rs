@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use host_tests::mixed_load::{Manner, Outcome, Undivided, ask};
+use host_tests::mixed_load::{Aggregated, Manner, Outcome, ask};
 use host_tests::wait::until;
 
 /// Start, end and kind of each injected fault.
@@ -55,7 +55,7 @@ pub struct Load {
 const AGAIN: Duration = Duration::from_millis(100);
 
 impl Load {
-    pub fn start(undivided: &Arc<Undivided>, routers: &[Address], clients: u32, seed: u64) -> Self {
+    pub fn start(aggregated: &Arc<Aggregated>, routers: &[Address], clients: u32, seed: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let tally = Arc::new(Mutex::new(Tally::default()));
         let strikes = Strikes::default();
@@ -63,7 +63,7 @@ impl Load {
             .map(|client| {
                 let client = Client {
                     random: fastrand::Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(client.into())),
-                    undivided: Arc::clone(undivided),
+                    aggregated: Arc::clone(aggregated),
                     routers: routers.to_vec(),
                     tally: Arc::clone(&tally),
                     strikes: Arc::clone(&strikes),
@@ -76,8 +76,8 @@ impl Load {
     }
 
     /// Waits for so many right answers, and for one of each kind.
-    pub fn wait_for_answers(&self, count: u64, undivided: &Undivided) {
-        let kinds: BTreeSet<_> = undivided.jobs().iter().map(|job| job.kind).collect();
+    pub fn wait_for_answers(&self, count: u64, aggregated: &Aggregated) {
+        let kinds: BTreeSet<_> = aggregated.jobs().iter().map(|job| job.kind).collect();
         until("answers of all kinds", || {
             let tally = self.tally.lock().unwrap();
             let missing: Vec<_> = kinds.iter().filter(|kind| !tally.kinds.contains_key(*kind)).collect();
@@ -100,7 +100,7 @@ impl Load {
 
 struct Client {
     random: fastrand::Rng,
-    undivided: Arc<Undivided>,
+    aggregated: Arc<Aggregated>,
     routers: Vec<Address>,
     tally: Arc<Mutex<Tally>>,
     strikes: Strikes,
@@ -114,7 +114,7 @@ impl Client {
     }
 
     fn once(&mut self) {
-        let job = self.random.choice(self.undivided.jobs()).cloned().unwrap();
+        let job = self.random.choice(self.aggregated.jobs()).cloned().unwrap();
         let manner = match self.random.u32(0..10) {
             0..3 => Manner::Whole,
             3..8 => Manner::Stream,
@@ -132,7 +132,7 @@ impl Client {
                 std::thread::sleep(AGAIN);
             }
             let kinds = self.kinds_since(first);
-            let difference = self.undivided.difference(&job, &outcome);
+            let difference = self.aggregated.difference(&job, &outcome);
             let mut tally = self.tally.lock().unwrap();
             let mut during = |count: fn(&mut During) -> &mut u64| {
                 kinds.iter().for_each(|kind| *count(tally.during.entry(kind).or_default()) += 1);

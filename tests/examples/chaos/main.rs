@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use host_tests::built::profile;
-use host_tests::mixed_load::{Model, Undivided, draw};
+use host_tests::mixed_load::{Aggregated, Model, draw};
 
 use cast::Cast;
 use hostile::Hostile;
@@ -138,13 +138,13 @@ fn main() -> ExitCode {
     let executor = options.model.flags(model.path());
     let jobs = draw(&mut random, options.model);
     let reference = options.model.reference().flags(model.path());
-    let undivided = Arc::new(Undivided::start(&options.host, &reference, jobs));
-    println!("{} different requests were answered by one undivided worker", undivided.jobs().len());
+    let aggregated = Arc::new(Aggregated::start(&options.host, &reference, jobs));
+    println!("{} different requests were answered by one aggregated worker", aggregated.jobs().len());
 
     let mut cast = Cast::start(&options, &executor);
     cast.wait_until_ready();
-    let load = Load::start(&undivided, cast.routers(), options.clients, options.seed);
-    load.wait_for_answers(u64::from(options.clients) * 4, &undivided);
+    let load = Load::start(&aggregated, cast.routers(), options.clients, options.seed);
+    load.wait_for_answers(u64::from(options.clients) * 4, &aggregated);
     let before = cast.footprints();
     let hostile = Hostile::start(cast.routers(), options.hostile, options.seed);
     let began = Instant::now();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use host_tests::mixed_load::{Manner, Outcome, Undivided, ask};
+use host_tests::mixed_load::{Aggregated, Manner, Outcome, ask};
 use host_tests::wait::until;
 
 /// Counts of answers, and a line for each that was wrong or lost.
@@ -48,7 +48,7 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn start(undivided: &Arc<Undivided>, url: &str, clients: u32, seed: u64) -> Self {
+    pub fn start(aggregated: &Arc<Aggregated>, url: &str, clients: u32, seed: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let target = Arc::new(Mutex::new(Target { url: url.to_owned(), moves: 0 }));
         let tally = Arc::new(Mutex::new(Tally::default()));
@@ -56,7 +56,7 @@ impl Load {
             .map(|client| {
                 let client = Client {
                     random: fastrand::Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(client.into())),
-                    undivided: Arc::clone(undivided),
+                    aggregated: Arc::clone(aggregated),
                     target: Arc::clone(&target),
                     tally: Arc::clone(&tally),
                 };
@@ -95,7 +95,7 @@ impl Load {
 
 struct Client {
     random: fastrand::Rng,
-    undivided: Arc<Undivided>,
+    aggregated: Arc<Aggregated>,
     target: Arc<Mutex<Target>>,
     tally: Arc<Mutex<Tally>>,
 }
@@ -108,14 +108,14 @@ impl Client {
     }
 
     fn once(&mut self) {
-        let job = self.random.choice(self.undivided.jobs()).unwrap();
+        let job = self.random.choice(self.aggregated.jobs()).unwrap();
         let manner = if self.random.bool() { Manner::Whole } else { Manner::Stream };
         let mut moved = 0;
         loop {
             let target = self.target.lock().unwrap().clone();
             let outcome = ask(&target.url, job, manner);
             let has_moved = self.target.lock().unwrap().moves > target.moves;
-            let difference = self.undivided.difference(job, &outcome);
+            let difference = self.aggregated.difference(job, &outcome);
             let mut tally = self.tally.lock().unwrap();
             if let Some(difference) = difference {
                 tally.wrong.push(format!("{manner:?} of {}: {difference}", job.kind));

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use host_tests::mixed_load::{Job, Model, Undivided, draw};
+use host_tests::mixed_load::{Aggregated, Job, Model, draw};
 
 use cast::{Build, Cast};
 use load::Load;
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     let mut jobs = draw(&mut fastrand::Rng::with_seed(options.seed), options.model);
     // An older build may not tell the seeds that it draws.
     jobs.retain(|job| !job.is_unseeded);
-    let [one, other] = [0, 1].map(|build| Undivided::start(&builds[build].program, &executor, jobs.clone()));
+    let [one, other] = [0, 1].map(|build| Aggregated::start(&builds[build].program, &executor, jobs.clone()));
     let differs = |job: &Job, other: &Job| match (&job.right, &other.right) {
         (Some(right), Some(other)) => right.difference(other, true).is_some(),
         _ => true,

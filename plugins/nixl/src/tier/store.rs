@@ -235,7 +235,7 @@ impl Store {
         match plain_file(&self.root, name, flags, Mode::empty()) {
             Ok(found) => Ok(found.map(|(file, _)| File::from(file))),
             Err(error) => match Errno::from_io_error(&error) {
-                // `LOOP` is said of a link, `NXIO` of a socket and of a pipe that nobody reads.
+                // `LOOP` is said of a link, `NXIO` of a socket and of a pipe without a reader.
                 Some(Errno::NOENT | Errno::LOOP | Errno::NXIO) => Ok(None),
                 _ => Err(error),
             },

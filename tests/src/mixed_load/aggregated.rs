@@ -6,12 +6,12 @@ use super::{Answer, Job, Manner, Outcome, ask};
 use crate::cluster::{Cluster, Start};
 
 /// An aggregated worker that runs, and requests with its answers.
-pub struct Undivided {
+pub struct Aggregated {
     cluster: Cluster,
     jobs: Vec<Job>,
 }
 
-impl Undivided {
+impl Aggregated {
     /// Starts it with these flags, and adds the right answers to all requests with a seed.
     ///
     /// # Panics
@@ -21,16 +21,16 @@ impl Undivided {
         let role = ["--role", "aggregated", "--pool-pages", "512"].map(str::to_owned);
         let flags = role.into_iter().chain(flags.iter().cloned()).collect();
         let start = Start { program, flags, config: String::new(), workers: 1 };
-        let mut undivided = Self { cluster: Cluster::start(&start), jobs: Vec::new() };
+        let mut aggregated = Self { cluster: Cluster::start(&start), jobs: Vec::new() };
         let with_right = |mut job: Job| {
             if !job.is_unseeded {
-                job.right = Some(undivided.answer(&job).expect("an answer of the undivided worker"));
+                job.right = Some(aggregated.answer(&job).expect("an answer of the aggregated worker"));
             }
             job
         };
         let jobs = jobs.into_iter().map(with_right).collect();
-        undivided.jobs = jobs;
-        undivided
+        aggregated.jobs = jobs;
+        aggregated
     }
 
     /// The requests, with their answers.
@@ -43,7 +43,7 @@ impl Undivided {
     fn answer(&self, job: &Job) -> Result<Answer, String> {
         match ask(&self.cluster.url, job, Manner::Whole) {
             Outcome::Answer(answer) if answer.is_over_like(&answer) => Ok(answer),
-            other => Err(format!("the undivided worker does not answer a request {}: {other:?}", job.kind)),
+            other => Err(format!("the aggregated worker does not answer a request {}: {other:?}", job.kind)),
         }
     }
 
