@@ -26,7 +26,7 @@ const PAGES: [(&str, &[&str], &[&str], u32); 4] = [
     (
         "plan",
         &SIMULATE,
-        &["--plan", "2000", "60", "--tp", "1,2", "--most-devices", "6", "--requests", "300"],
+        &["--plan", "2000", "60", "--tp", "1,2", "--most-devices", "8", "--requests", "300"],
         3,
     ),
     ("live", &LIVE, &["--requests", "20", "--output-tokens", "8"], 4),
