@@ -212,15 +212,6 @@ fn cost_of<T>(work: impl FnOnce() -> T) -> (T, isize, isize) {
     (done, BYTES.with(Cell::get).1, ALL_BYTES.with(Cell::get))
 }
 
-const FORMATS: [CallFormat; 6] = [
-    CallFormat::Hermes,
-    CallFormat::Llama,
-    CallFormat::Pythonic,
-    CallFormat::Qwen3Coder,
-    CallFormat::Gemma,
-    CallFormat::FunctionGemma,
-];
-
 #[test]
 fn rules_and_readers_of_calls_take_no_more_than_the_schemas_of_the_tools() {
     let tool = |count: usize, schema: &dyn Fn(usize) -> Value, required: bool, more: (String, Value)| {
@@ -259,7 +250,7 @@ fn rules_and_readers_of_calls_take_no_more_than_the_schemas_of_the_tools() {
     let mut large = Vec::new();
     for (name, tool) in tools {
         let tool = [tool];
-        for format in FORMATS {
+        for format in CallFormat::ALL {
             let (rules, most, all) = cost_of(|| calls(format, &tool, CallRule::Several));
             let (_readers, of_readers, all_of_readers) = cost_of(|| format.readers(&tool));
             let accepted = rules.is_ok_and(|rules| rules.check().is_ok());

@@ -11,15 +11,6 @@ use host_front::text::stop::StopMatcher;
 
 use crate::reader::Decisions;
 
-const FORMATS: [CallFormat; 6] = [
-    CallFormat::Hermes,
-    CallFormat::Llama,
-    CallFormat::Pythonic,
-    CallFormat::Qwen3Coder,
-    CallFormat::Gemma,
-    CallFormat::FunctionGemma,
-];
-
 /// Ends of prompts that an answer may follow.
 const PROMPTS: [&str; 3] = ["<assistant>", "<assistant><think>\n", "<assistant><think>\n\n</think>\n\n"];
 
@@ -48,7 +39,7 @@ struct Answer {
 #[must_use]
 pub fn answer_text(bytes: &[u8]) -> bool {
     let mut decisions = Decisions(bytes);
-    let format = FORMATS[usize::from(decisions.below(6))];
+    let format = CallFormat::ALL[usize::from(decisions.below(6))];
     let prompt = PROMPTS[usize::from(decisions.below(3))];
     let step = usize::from(decisions.below(8)) + 1;
     let rest = String::from_utf8_lossy(decisions.0).into_owned();

@@ -66,6 +66,10 @@ pub trait CallReader: Send {
 }
 
 impl CallFormat {
+    /// All formats.
+    pub const ALL: [Self; 6] =
+        [Self::Hermes, Self::Llama, Self::Pythonic, Self::Qwen3Coder, Self::Gemma, Self::FunctionGemma];
+
     /// The format with this name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {

@@ -27,15 +27,6 @@ fn join(parts: Vec<AnswerPart>) -> All {
 /// A format, an answer, its text, its calls.
 type Sample = (CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-const FORMATS: [CallFormat; 6] = [
-    CallFormat::Hermes,
-    CallFormat::Llama,
-    CallFormat::Pythonic,
-    CallFormat::Qwen3Coder,
-    CallFormat::Gemma,
-    CallFormat::FunctionGemma,
-];
-
 fn read(format: CallFormat, pieces: &[&str]) -> All {
     let parameters = json!({"properties": {
         "text": {"type": "string"}, "count": {"type": "integer"}, "list": {"type": "array"},
@@ -352,7 +343,7 @@ fn any_answer_is_read_the_same_wherever_it_is_cut() {
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..3_000 {
         let answer: String = (0..random.usize(1..16)).map(|_| *random.choice(&PIECES).unwrap()).collect();
-        for format in FORMATS {
+        for format in CallFormat::ALL {
             let whole = read(format, &[&answer]);
             let letters: Vec<&str> = answer.split("").collect();
             assert_eq!(read(format, &letters), whole, "{format:?} {answer:?}");
@@ -475,7 +466,7 @@ fn what_a_grammar_of_calls_allows_is_read_as_calls() {
     let functions: Vec<Function> =
         functions.map(|(name, parameters)| Function { name: name.into(), parameters }).to_vec();
     let names: Vec<String> = functions.iter().map(|function| function.name.clone()).collect();
-    for format in FORMATS {
+    for format in CallFormat::ALL {
         for rule in [CallRule::One, CallRule::Several] {
             let source = super::calls(format, &functions, rule).unwrap();
             let mut most = 0;
