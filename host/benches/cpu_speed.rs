@@ -106,6 +106,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyho
             recompute: 0..0,
             drafted: 0,
             sample: Some(GREEDY.into()),
+            scored: None,
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };
         let begin = Instant::now();

@@ -136,6 +136,7 @@ fn compare(model: &TinyModel, changes: &[(&str, Value)], prompt: usize) -> f32 {
             recompute: 0..0,
             drafted: 0,
             sample: None,
+            scored: None,
         };
         let found = executor
             .forward_logits(&mut kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 })

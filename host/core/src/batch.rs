@@ -53,6 +53,17 @@ pub struct Sequence {
     /// The draw behind the last token that is not drafted, if that token is wanted. The executor then also draws behind each
     /// drafted token, as long as the drafted tokens equal the drawn ones.
     pub sample: Option<Draw>,
+    /// The tokens of the prompt whose log probabilities are wanted. Such a sequence draws nothing.
+    pub scored: Option<Scored>,
+}
+
+/// Tokens of a prompt whose log probabilities a batch finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scored {
+    /// The token behind each of the sequence's `tokens`, in order. It has none for the last token of a prompt.
+    pub next: Vec<u32>,
+    /// The number of likeliest tokens that are reported with each, at most [`MAX_TOP_LOGPROBS`].
+    pub top: u8,
 }
 
 impl Sequence {
@@ -78,6 +89,13 @@ impl Sequence {
     #[must_use]
     pub fn drawing_rows(&self) -> usize {
         self.sample.as_ref().map_or(0, |_draw| 1 + self.draft().len())
+    }
+
+    /// Rows of logits that are wanted: the last ones of the sequence. They are those that it draws from, or all if its tokens are
+    /// scored.
+    #[must_use]
+    pub fn wanted_rows(&self) -> usize {
+        if self.scored.is_some() { self.tokens.len() } else { self.drawing_rows() }
     }
 
     /// Draws the tokens that the sequence wants. `draw` gets the number of drafted tokens before the wanted one, and the draw. It
@@ -131,6 +149,8 @@ pub struct SequenceOutput {
     pub sampled: Vec<Sampled>,
     /// Why a token that was asked for was not drawn: the first one, or one behind a drafted token.
     pub undrawn: Option<Undrawn>,
+    /// The tokens of [`Scored::next`] with their log probabilities, in order.
+    pub scored: Vec<Sampled>,
 }
 
 /// Why no token was drawn.

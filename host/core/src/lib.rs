@@ -33,7 +33,7 @@ pub mod staging;
 pub mod transfer;
 pub mod window;
 
-pub use batch::{Batch, Sampled, Sequence, SequenceOutput, Undrawn};
+pub use batch::{Batch, Sampled, Scored, Sequence, SequenceOutput, Undrawn};
 pub use ids::{Instance, PageId, Room, Time};
 pub use layout::{Dtype, KvLayout, KvShape};
 pub use sampling::{Draw, Sampling, Shaping};

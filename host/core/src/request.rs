@@ -40,6 +40,9 @@ pub struct Request {
     pub namespace: NamespaceKey,
     /// Whether the request runs without the cache: it uses no pages that others left, and leaves none.
     pub no_cache: bool,
+    /// `Some(n)`: the request has no answer. It asks for the log probability of each token of the prompt but the first, and for
+    /// those of the n likeliest tokens there. Its prompt is computed as a whole, and enters the cache.
+    pub scores: Option<u8>,
     /// Names of the first whole pages of the prompt, as far as [they have been named](Self::name). The scheduler names
     /// the others if it needs them.
     pub names: Vec<PageHash>,

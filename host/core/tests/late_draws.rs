@@ -92,7 +92,12 @@ fn what_a_late_guess_had_is_given_back() {
     let batch = worker.batch.take().unwrap();
     let known = batch.sequences[0].known();
     let (drafted, right) = (worker.stats().drafted_tokens, worker.stats().drafts_right);
-    let outputs = [SequenceOutput { room: Room(1), sampled: Vec::new(), undrawn: Some(Undrawn::Late) }];
+    let outputs = [SequenceOutput {
+        room: Room(1),
+        sampled: Vec::new(),
+        undrawn: Some(Undrawn::Late),
+        scored: Vec::new(),
+    }];
     worker.hear(Event::BatchDone(outputs.to_vec()));
     assert_eq!(worker.stats().pool.held, known.div_ceil(2));
     // A late draw says nothing about the drafted tokens.

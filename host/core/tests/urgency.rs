@@ -286,6 +286,114 @@ fn the_least_urgent_request_is_preempted() {
 }
 
 #[test]
+fn a_prompt_in_the_steps_ends_although_more_urgent_ones_never_run_out() {
+    let config = host_sim::config(Role::Aggregated, 100);
+    let mut worker = Leg::with(Config { max_tokens: 100, chunk_tokens: 4, ..config });
+    let ask = |worker: &mut Leg, room: u64, priority: i32| {
+        let request = worker.request(room, &[1; 12], 1);
+        worker.hear(host_core::Event::Submit(Request { priority, ..request }));
+    };
+    ask(&mut worker, 1, 3);
+    let mut urgent = 100;
+    while !worker.finished.contains(&Room(1)) {
+        // More urgent prompts, each of three steps, never run out.
+        while worker.stats().queued + worker.stats().active < 4 {
+            ask(&mut worker, urgent, 0);
+            urgent += 1;
+        }
+        worker.step();
+        worker.wait(Duration::from_millis(500));
+        assert_eq!(worker.stats().queued, 0, "all are in the steps");
+        assert!(worker.now.0 < Duration::from_secs(18), "it starved: {:?}", worker.finished);
+    }
+    // It became as urgent as the others after three times 5 s.
+    assert!(worker.now.0 > Duration::from_secs(15), "it went at once: {:?}", worker.finished);
+}
+
+#[test]
+fn what_has_arrived_joins_before_more_urgent_requests_that_came_much_later() {
+    for (waits, joins) in [(0, [3, 2]), (6, [2, 3])] {
+        let config = host_sim::config(Role::Decode, 100);
+        let mut worker = Leg::with(Config { max_tokens: 100, max_batch: 1, ..config });
+        for (room, priority) in [(1, 0), (2, 1), (3, 0)] {
+            let request = worker.request(room, &[room as u32; 9], 4);
+            worker.send(Request { priority, ..request });
+        }
+        for room in 1..4 {
+            worker.deliver(room);
+        }
+        worker.wait(Duration::from_secs(waits));
+        assert_eq!(run(&mut worker, 3)[1..], joins, "{waits} s");
+    }
+}
+
+#[test]
+fn a_request_that_has_aged_is_not_preempted_first() {
+    for (waits, stays) in [(0, 2), (6, 1)] {
+        let config = host_sim::config(Role::Aggregated, 14);
+        let config = Config { page_tokens: 2, max_tokens: 1_000, reserved_decode_tokens: 1, ..config };
+        let mut worker = Leg::with(config);
+        for (room, priority) in [(1, 1), (2, 0)] {
+            let request = worker.request(room, &[room as u32; 8], 12);
+            worker.hear(host_core::Event::Submit(Request { priority, ..request }));
+            worker.step();
+        }
+        worker.wait(Duration::from_secs(waits));
+        while worker.stats().retractions == 0 {
+            worker.step().expect("neither ended without a preemption");
+        }
+        let batch = worker.step().unwrap();
+        assert_eq!(batch.sequences[0].room, Room(stays), "{waits} s");
+        assert_eq!(run(&mut worker, 2).len(), 2);
+    }
+}
+
+#[test]
+fn two_requests_that_do_not_fit_together_are_not_preempted_in_turns() {
+    for priority in 1..4 {
+        let config = host_sim::config(Role::Aggregated, 36);
+        // Every running request is in each batch.
+        let config = Config {
+            page_tokens: 2,
+            max_tokens: 1_000,
+            chunk_tokens: 128,
+            reserved_decode_tokens: 1,
+            ..config
+        };
+        let mut worker = Leg::with(config);
+        let ask = |worker: &mut Leg, room: u64, priority: i32, count: u32| {
+            let request = worker.request(room, &[1; 8], count);
+            worker.hear(host_core::Event::Submit(Request { priority, ..request }));
+        };
+        let mut short = 100;
+        let (mut running, mut preempted) = (Vec::<u64>::new(), Vec::<u64>::new());
+        // Either needs nearly all pages for 60 steps of half a second.
+        for round in 0..140 {
+            if round < 2 {
+                ask(&mut worker, 1 + round, if round == 0 { priority } else { 0 }, 60);
+            }
+            // Short answers, as urgent as the second request, never run out.
+            let ended = worker.finished.iter().filter(|room| room.0 >= 100).count() as u64;
+            while short - 100 - ended < 2 {
+                ask(&mut worker, short, 0, 8);
+                short += 1;
+            }
+            worker.wait(Duration::from_millis(500));
+            let batch = worker.step();
+            let rooms = batch.iter().flat_map(|batch| &batch.sequences).map(|sequence| sequence.room.0);
+            let rooms: Vec<u64> = rooms.filter(|room| *room < 100).collect();
+            let left = |room: &u64| !rooms.contains(room) && !worker.finished.contains(&Room(*room));
+            preempted.extend(running.into_iter().filter(left));
+            running = rooms;
+        }
+        let ended = [1, 2].map(|room| worker.finished.contains(&Room(room)));
+        assert_eq!(ended, [true; 2], "priority {priority}, preempted: {preempted:?}");
+        let changes = preempted.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert!(!preempted.is_empty() && changes <= 1, "priority {priority}, preempted: {preempted:?}");
+    }
+}
+
+#[test]
 fn the_last_request_that_runs_goes_on_although_one_that_is_ready_is_more_urgent() {
     let config = host_sim::config(Role::Decode, 6);
     let mut worker = Leg::with(Config { max_batch: 1, reserved_decode_tokens: 1, ..config });

@@ -96,6 +96,7 @@ impl Bench {
             recompute: 0..0,
             drafted: 0,
             sample: Some(Sampling::GREEDY.into()),
+            scored: None,
         }
     }
 

@@ -25,7 +25,7 @@ use self::forward::{Activations, Model, Wanted};
 use self::weights::Packed;
 use super::group::Seat;
 use super::model::{LoadError, Loader, Opened, Rotation, Shards};
-use super::sampling::{draw_from, outputs};
+use super::sampling::outputs_from;
 use super::window::LayerPlace;
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
@@ -161,8 +161,6 @@ impl Executor for CpuExecutor {
             return Ok(Vec::new());
         }
         let vocabulary = self.shape.vocabulary;
-        Ok(outputs(&batch.sequences, constraint, |sequence, row, before, next| {
-            draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
-        }))
+        Ok(outputs_from(logits, vocabulary, &batch.sequences, constraint))
     }
 }

@@ -22,7 +22,7 @@ use self::exact::ExactModel;
 use self::tensor::{BatchResult, TensorModel};
 use super::group::Seat;
 use super::model::{LoadError, ModelConfig, Opened, Shards};
-use super::sampling::{draw_from, outputs};
+use super::sampling::{outputs, outputs_from};
 use super::{Constraint, Executor, ExecutorError, KvMemory, LayersDone, ModelShape, cpu, window};
 
 /// Name and version of the math on tensor cores. Raise the version whenever a change alters any bit of KV or logits.
@@ -204,11 +204,11 @@ impl Executor for CudaExecutor {
         }
         let found = match &mut self.model {
             Model::Exact(model) => {
-                BatchResult::Logits(model.forward(&mut turn, kv, batch, Sequence::drawing_rows)?)
+                BatchResult::Logits(model.forward(&mut turn, kv, batch, Sequence::wanted_rows)?)
             }
             Model::Tensor(model) => {
                 let likeliest = batch.sequences.iter().all(|sequence| draws_likeliest(sequence, constraint));
-                model.forward(kv, batch, Sequence::drawing_rows, likeliest, layers_done)?
+                model.forward(kv, batch, Sequence::wanted_rows, likeliest, layers_done)?
             }
         };
         turn.finish();
@@ -218,14 +218,12 @@ impl Executor for CudaExecutor {
             return Ok(Vec::new());
         }
         let vocabulary = self.shape.vocabulary;
-        Ok(outputs(&batch.sequences, constraint, |sequence, row, before, next| match &found {
-            BatchResult::Likeliest(tokens) => {
+        Ok(match &found {
+            BatchResult::Likeliest(tokens) => outputs(&batch.sequences, None, |_, row, _, _| {
                 Ok(Sampled { token: tokens[row], logprob: None, top: Vec::new() })
-            }
-            BatchResult::Logits(logits) => {
-                draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
-            }
-        }))
+            }),
+            BatchResult::Logits(logits) => outputs_from(logits, vocabulary, &batch.sequences, constraint),
+        })
     }
 }
 
@@ -235,7 +233,7 @@ fn draws_likeliest(sequence: &Sequence, constraint: Option<&dyn Constraint>) -> 
         let Sampling { temperature, logprobs, shaping, .. } = &draw.sampling;
         *temperature <= 0.0 && logprobs.is_none() && shaping.is_none()
     });
-    plain && !constraint.is_some_and(|constraint| constraint.limits(sequence))
+    plain && sequence.scored.is_none() && !constraint.is_some_and(|constraint| constraint.limits(sequence))
 }
 
 /// Refuses a model that only the CPU executor computes.

@@ -8,7 +8,7 @@ mod shaping;
 use std::cmp::Ordering;
 
 use host_core::batch::MAX_TOP_LOGPROBS;
-use host_core::{Draw, Sampled, Sampling, Sequence, SequenceOutput, Undrawn};
+use host_core::{Draw, Sampled, Sampling, Scored, Sequence, SequenceOutput, Undrawn};
 use host_kernels::math::softmax_weights;
 
 pub use self::shaping::shape;
@@ -28,9 +28,14 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
         shaped
     });
     let token = choose(shaped.as_deref().unwrap_or(logits), sampling, position);
-    let Some(count) = sampling.logprobs else {
-        return Sampled { token, logprob: None, top: Vec::new() };
-    };
+    match sampling.logprobs {
+        Some(count) => described(logits, token, count),
+        None => Sampled { token, logprob: None, top: Vec::new() },
+    }
+}
+
+/// A token with its log probability, and the `count` likeliest tokens with theirs.
+fn described(logits: &[f32], token: u32, count: u8) -> Sampled {
     let (_, maximum) = likeliest(logits);
     let mut weights = vec![0.0; logits.len()];
     softmax_weights(logits, maximum, 1.0, &mut weights);
@@ -46,7 +51,32 @@ pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
     }
 }
 
-/// The outputs of a batch's sequences, in order. `draw` gets a sequence, the index of the batch's drawing row that it draws from,
+/// The outputs of a batch's sequences from the logits of the wanted rows, `[row][vocabulary]`.
+pub(crate) fn outputs_from(
+    logits: &[f32],
+    vocabulary: usize,
+    sequences: &[Sequence],
+    constraint: Option<&dyn Constraint>,
+) -> Vec<SequenceOutput> {
+    let mut outputs = outputs(sequences, constraint, |sequence, row, before, next| {
+        draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
+    });
+    let mut rows = logits.chunks_exact(vocabulary.max(1));
+    for (sequence, output) in sequences.iter().zip(&mut outputs) {
+        let rows = rows.by_ref().take(sequence.wanted_rows());
+        let Some(Scored { next, top }) = &sequence.scored else {
+            rows.for_each(drop);
+            continue;
+        };
+        // The last row of a prompt has no token behind it.
+        let mut next = next.iter();
+        output.scored =
+            rows.filter_map(|row| next.next().map(|token| described(row, *token, *top))).collect();
+    }
+    outputs
+}
+
+/// The outputs of a batch's sequences, in order, but for tokens that are scored. `draw` gets a sequence, the index of the batch's wanted row that it draws from,
 /// the number of drafted tokens before, and the draw. Sequences that a constraint limits draw last, in the order in which it learns
 /// their allowed tokens.
 pub(crate) fn outputs(
@@ -58,7 +88,7 @@ pub(crate) fn outputs(
     let mut outputs = Vec::with_capacity(sequences.len());
     let mut drawn_from = |sequence: &Sequence, row: usize| {
         let (sampled, undrawn) = sequence.sampled(|before, next| draw(sequence, row + before, before, next));
-        SequenceOutput { room: sequence.room, sampled, undrawn }
+        SequenceOutput { room: sequence.room, sampled, undrawn, scored: Vec::new() }
     };
     let mut waiting = Vec::new();
     for (place, sequence) in sequences.iter().enumerate() {
@@ -66,11 +96,16 @@ pub(crate) fn outputs(
         outputs.push(match limited {
             Some(_) => {
                 waiting.push((place, rows));
-                SequenceOutput { room: sequence.room, sampled: Vec::new(), undrawn: Some(Undrawn::Late) }
+                SequenceOutput {
+                    room: sequence.room,
+                    sampled: Vec::new(),
+                    undrawn: Some(Undrawn::Late),
+                    scored: Vec::new(),
+                }
             }
             None => drawn_from(sequence, rows),
         });
-        rows += sequence.drawing_rows();
+        rows += sequence.wanted_rows();
     }
     while let Some(constraint) = constraint.filter(|_| !waiting.is_empty()) {
         let asked: Vec<&Sequence> = waiting.iter().map(|(place, _)| &sequences[*place]).collect();
@@ -81,7 +116,7 @@ pub(crate) fn outputs(
     outputs
 }
 
-/// Draws a token from one of a batch's drawing rows, `[row][vocabulary]`, within the limits of the sequence.
+/// Draws a token from one of a batch's wanted rows, `[row][vocabulary]`, within the limits of the sequence.
 ///
 /// # Errors
 /// Why no token is drawn.
@@ -254,6 +289,7 @@ mod tests {
             recompute: 0..0,
             drafted,
             sample: Some(GREEDY.into()),
+            scored: None,
         }
     }
 

@@ -18,12 +18,12 @@ mod content;
 mod hold;
 
 use std::convert::Infallible;
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use host_core::heads::{holders, rank_heads};
-use host_core::{Batch, Draw, Dtype, Sampled, Sequence, SequenceOutput, Shaping};
+use host_core::{Batch, Draw, Dtype, Sampled, Sampling, Sequence, SequenceOutput, Shaping};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use self::content::Content;
@@ -223,13 +223,25 @@ impl Synthetic {
             top: (0..likeliest).map(|rank| (token(rank), -0.5 - rank as f32)).collect(),
         }
     }
+
+    /// A token of a prompt with a made-up log probability from -9 to -1, which depends on the KV before the token. The likeliest
+    /// tokens are those of a draw.
+    fn score(&self, state: u64, token: u32, top: u8) -> Sampled {
+        let likeliest = self.draw(state, &Sampling { logprobs: Some(top), ..Sampling::GREEDY }.into()).top;
+        let bits = xxh3_64_with_seed(&token.to_le_bytes(), state) >> 40;
+        Sampled { token, logprob: Some(-1.0 - bits as f32 / (1_u32 << 21) as f32), top: likeliest }
+    }
 }
 
-/// The positions that a sequence draws tokens of.
-fn draws_of(sequence: &Sequence) -> RangeInclusive<usize> {
-    match sequence.sample {
-        Some(_) => sequence.known()..=sequence.end(),
-        None => RangeInclusive::new(1, 0),
+/// The positions that a sequence draws tokens of, or whose tokens it scores.
+fn draws_of(sequence: &Sequence) -> Range<usize> {
+    match (&sequence.sample, &sequence.scored) {
+        (Some(_), _) => sequence.known()..sequence.end() + 1,
+        (None, Some(scored)) => {
+            let first = sequence.start as usize + 1;
+            first..first + scored.next.len()
+        }
+        (None, None) => 0..0,
     }
 }
 
@@ -352,7 +364,10 @@ impl Executor for Synthetic {
             let states: Vec<u64> = states.by_ref().take(draws_of(sequence).count()).collect();
             let draw = |before: usize, draw: &Draw| Ok::<_, Infallible>(self.draw(states[before], draw));
             let (drawn, _none) = sequence.sampled(draw);
-            SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None }
+            let scored = sequence.scored.iter().flat_map(|scored| {
+                scored.next.iter().zip(&states).map(|(token, state)| self.score(*state, *token, scored.top))
+            });
+            SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None, scored: scored.collect() }
         });
         let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);
@@ -397,6 +412,7 @@ mod tests {
                 recompute: 0..0,
                 drafted: 0,
                 sample: (end == tokens.len()).then_some(GREEDY.into()),
+                scored: None,
             };
             let outputs =
                 executor.forward(kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 }).unwrap();
@@ -461,6 +477,7 @@ mod tests {
                         recompute: 0..0,
                         drafted: 0,
                         sample: (end == tokens.len()).then_some(GREEDY.into()),
+                        scored: None,
                     };
                     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
                     let outputs = executor.forward(&mut kv, &batch).unwrap();
@@ -478,8 +495,17 @@ mod tests {
         let mut executor = stateful();
         let step = |tokens: Vec<u32>, start, sample| {
             let (pages, window) = (pages.clone(), window.clone());
-            let sequence =
-                Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample };
+            let sequence = Sequence {
+                room: Room(1),
+                tokens,
+                start,
+                pages,
+                window,
+                recompute: 0..0,
+                drafted: 0,
+                sample,
+                scored: None,
+            };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 8], 0, None)).unwrap();
@@ -553,8 +579,17 @@ mod tests {
         let pages = vec![PageId(3), PageId(1)];
         let step = |tokens: Vec<u32>, start, sample| {
             let (pages, window) = (pages.clone(), WindowPages::default());
-            let sequence =
-                Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample };
+            let sequence = Sequence {
+                room: Room(1),
+                tokens,
+                start,
+                pages,
+                window,
+                recompute: 0..0,
+                drafted: 0,
+                sample,
+                scored: None,
+            };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();

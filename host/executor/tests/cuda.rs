@@ -13,7 +13,7 @@ use std::thread;
 use host_core::heads::{counted_heads, rank_heads};
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
-use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence, SequenceOutput};
+use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Scored, Sequence, SequenceOutput};
 use host_executor::cpu::{CpuExecutor, CpuOptions};
 use host_executor::cuda::{CudaExecutor, CudaMath, CudaOptions, TENSOR_MATH};
 use host_executor::digest::{self, PagePart};
@@ -100,6 +100,7 @@ fn sequence(index: usize, tokens: &[u32], start: usize) -> Sequence {
         recompute: 0..0,
         drafted: 0,
         sample: Some(Sampling::GREEDY.into()),
+        scored: None,
     }
 }
 
@@ -242,6 +243,28 @@ fn what_is_drawn_is_what_the_cpu_draws_with_seeds_and_guesses() {
         sequence.drafted = u32::from(sequence.tokens.len() > 1);
     }
     let expected = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat)), &batches);
+    let found = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat)), &batches);
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn the_log_probabilities_of_prompts_are_those_of_the_cpu() {
+    let _one = ONE.lock();
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { layers: 2, seed: 3, ..TinyModel::default() }.write(directory.path()).unwrap();
+    let mut batches = batches(&[16, 5]);
+    for (index, sequence) in batches.iter_mut().flat_map(|batch| &mut batch.sequences).enumerate() {
+        // Others draw in the same batches.
+        if sequence.room == Room(1) {
+            continue;
+        }
+        let mut next = sequence.tokens.clone();
+        next.rotate_left(1);
+        next.truncate(next.len() - index % 2);
+        (sequence.sample, sequence.scored) = (None, Some(Scored { next, top: 2 }));
+    }
+    let expected = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_cpu(directory.path(), seat)), &batches);
+    assert!(expected.iter().any(|output| output.scored.len() > 10));
     let found = drawn(&mut worker(1, PLAIN, Dtype::Bf16, |seat| on_gpu(directory.path(), seat)), &batches);
     assert_eq!(found, expected);
 }

@@ -45,6 +45,8 @@ pub struct Chosen {
     pub protocol: Version,
     /// Whether the worker takes requests with a grammar.
     pub grammars: bool,
+    /// Whether the worker finds log probabilities of prompts.
+    pub scores: bool,
     /// Its connection.
     pub channel: Channel,
 }
@@ -87,7 +89,17 @@ impl Route {
     /// Whether all workers of the route can do what a request needs.
     #[must_use]
     pub fn has(&self, abilities: Abilities) -> bool {
-        self.prefill.iter().chain([&self.decode]).all(|worker| abilities.are_had_by(worker))
+        let scores = !abilities.scores || self.prefill.as_ref().unwrap_or(&self.decode).scores;
+        let others = Abilities { scores: false, ..abilities };
+        scores && self.prefill.iter().chain([&self.decode]).all(|worker| others.are_had_by(worker))
+    }
+
+    /// Leaves the worker that computes prompts in the route, alone.
+    pub fn keep_prefill(&mut self) {
+        if let Some(prefill) = self.prefill.take() {
+            let decode = std::mem::replace(&mut self.decode, prefill);
+            self.registry.lock().left_out(decode.instance);
+        }
     }
 
     /// The name of a worker of the route that takes no requests with a grammar, if there is one.

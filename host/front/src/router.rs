@@ -55,6 +55,11 @@ pub struct Job {
     pub ignore_stop: bool,
     /// How tokens are drawn, with the client's seed.
     pub sampling: proto::Sampling,
+    /// `Some(n)`: the log probabilities of the prompt's tokens are wanted before the answer, each with those of the n likeliest
+    /// tokens at its place.
+    pub scores: Option<u32>,
+    /// Whether an answer is wanted.
+    pub answers: bool,
     /// The grammar that the answer must follow.
     pub grammar: Option<Source>,
     /// Whether the client sees nothing before the end, so that an answer that broke off can begin again.
@@ -113,6 +118,8 @@ pub enum Event {
     Dispatched,
     /// The prompt's KV is complete, and tokens follow.
     Began(proto::Began),
+    /// The tokens of the prompt behind the first, each with its log probability. They come before the answer.
+    Scored(Vec<proto::Token>),
     /// The next token.
     Token(proto::Token),
     /// All tokens so far are void, and the answer begins again. Only for restartable jobs, and where answers are not resumed.
@@ -199,6 +206,7 @@ impl Router {
         let longest = job.arrived + self.retry.longest;
         let ends = job.deadline.map_or(longest, |deadline| deadline.at.min(longest));
         Generation {
+            scoring: job.scores.map(|_top| Vec::new()),
             router: self.clone(),
             place,
             job,
@@ -229,6 +237,8 @@ pub struct Generation {
     router: Router,
     place: RequestPlace,
     job: Job,
+    /// While the prompt's log probabilities are being found: those that have come.
+    scoring: Option<Vec<proto::Token>>,
     /// When the request has to end.
     ends: Instant,
     /// When the last try may begin.
@@ -270,7 +280,7 @@ impl Generation {
                 }
                 loop {
                     match attempt.next().await {
-                        Step::Began(_) | Step::Token(_) => {}
+                        Step::Began(_) | Step::Token(_) | Step::Scores(_) => {}
                         Step::Finished(_) => return true,
                         Step::Failed { .. } => return false,
                     }
@@ -310,6 +320,9 @@ impl Generation {
         loop {
             let mut attempt = match self.attempt.take() {
                 Some(attempt) => attempt,
+                None if self.scoring.is_none() && !self.job.answers => {
+                    return Ok(Event::Finished(self.progress.finished("length")));
+                }
                 None => {
                     let first = self.decode.is_none();
                     if first && self.tries.failed() == 0 {
@@ -325,12 +338,34 @@ impl Generation {
                 }
             };
             match attempt.next().await {
+                // The request's answer is still to come.
+                Step::Began(_) if self.scoring.is_some() => {
+                    self.tries.came_together();
+                    self.router.registry.computed(attempt.room());
+                    self.attempt = Some(attempt);
+                }
+                Step::Scores(scores) => {
+                    let worker = attempt.served_by().decode;
+                    self.add_scores(&worker, scores)?;
+                    self.attempt = Some(attempt);
+                }
+                Step::Finished(_) if self.scoring.is_some() => {
+                    let worker = attempt.served_by().decode;
+                    attempt.settle(self.router.waits.end);
+                    return Ok(Event::Scored(self.scored(&worker)?));
+                }
+                Step::Token(_) if self.scoring.is_some() => {
+                    let worker = attempt.served_by().decode;
+                    let message =
+                        format!("worker {worker:?} sent tokens where log probabilities were asked for");
+                    return Err(Failure::Internal(message));
+                }
                 Step::Began(began) => {
                     self.tries.came_together();
                     self.router.metrics.expected_tokens.inc_by(attempt.expected());
                     self.router.registry.computed(attempt.room());
                     self.attempt = Some(attempt);
-                    if let Some(began) = self.progress.begin(began) {
+                    if let Some(began) = self.progress.begin(self.of_request(began)) {
                         return Ok(Event::Began(began));
                     }
                 }
@@ -346,7 +381,11 @@ impl Generation {
                 }
                 Step::Finished(finished) => {
                     attempt.settle(self.router.waits.end);
-                    return Ok(Event::Finished(self.progress.finish(finished)));
+                    let mut finished = self.progress.finish(finished);
+                    if self.job.scores.is_some() {
+                        (finished.cached_tokens, finished.offload_tokens) = (0, 0);
+                    }
+                    return Ok(Event::Finished(finished));
                 }
                 Step::Failed { leg, failure, suspect, reported, apart } => {
                     // A failure that a worker reports may be its partner's fault. A worker that is gone is itself at fault.
@@ -366,6 +405,45 @@ impl Generation {
                 }
             }
         }
+    }
+
+    /// A report on the prompt's KV as the request's own: a cache may have the KV because this request computed it for log
+    /// probabilities.
+    fn of_request(&self, began: proto::Began) -> proto::Began {
+        match self.job.scores {
+            Some(_) => proto::Began { cached_tokens: 0, offload_tokens: 0, ..began },
+            None => began,
+        }
+    }
+
+    /// Adds log probabilities of the prompt, as far as they are new. Another try, or a request that was preempted, sends them again.
+    fn add_scores(&mut self, worker: &str, scores: proto::Scores) -> Result<(), Failure> {
+        let prompt = self.progress.answer.prompt();
+        let have = self.scoring.as_ref().map_or(0, Vec::len);
+        let first = scores.first as usize;
+        let fits = first >= 1
+            && first <= have + 1
+            && first + scores.tokens.len() <= prompt.len()
+            && scores.tokens.iter().zip(&prompt[first..]).all(|(scored, token)| scored.token == *token);
+        let Some(all) = self.scoring.as_mut().filter(|_| fits) else {
+            let message =
+                format!("worker {worker:?} sent log probabilities of other tokens than were asked for");
+            return Err(Failure::Internal(message));
+        };
+        all.extend(scores.tokens.into_iter().skip(have + 1 - first));
+        Ok(())
+    }
+
+    /// Ends the search for the prompt's log probabilities: the answer is next.
+    fn scored(&mut self, worker: &str) -> Result<Vec<proto::Token>, Failure> {
+        let all = self.scoring.take().unwrap_or_default();
+        let (have, wanted) = (all.len(), self.progress.answer.prompt().len() - 1);
+        if have < wanted {
+            let message =
+                format!("worker {worker:?} sent {have} of the {wanted} log probabilities of the prompt");
+            return Err(Failure::Internal(message));
+        }
+        Ok(all)
     }
 
     /// The reason why the answer is complete, if its last token has come but the worker did not report the end.
@@ -434,7 +512,17 @@ impl Generation {
         // 63 bits, as in the rooms of other systems.
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
-        let route = self.route(room).await?;
+        let mut route = self.route(room).await?;
+        let scores = self.job.scores.filter(|_| self.scoring.is_some());
+        if scores.is_some() {
+            route.keep_prefill();
+            if !route.decode.scores {
+                return Err(Failure::Refused(format!(
+                    "worker {:?} is of an older release, which finds no log probabilities of prompts: update it, or leave echo or logprobs out",
+                    route.decode.name
+                )));
+            }
+        }
         if self.job.is_shaped()
             && let Some(worker) = [Some(&route.decode), route.prefill.as_ref()]
                 .into_iter()
@@ -463,7 +551,7 @@ impl Generation {
             request_id: self.job.request_id.clone(),
             prompt: prompt.to_vec(),
             answered: self.progress.answer.answered(),
-            max_new_tokens: self.progress.answer.left(),
+            max_new_tokens: if scores.is_some() { 1 } else { self.progress.answer.left() },
             stop_tokens: self.job.stop_tokens.clone(),
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling.clone()),
@@ -472,7 +560,8 @@ impl Generation {
             prefill: None,
             namespace: Some(write_namespace(&self.job.namespace)),
             no_cache: self.job.no_cache,
-            grammar: self.job.grammar.as_ref().map(|source| proto::Grammar {
+            scores,
+            grammar: self.job.grammar.as_ref().filter(|_| scores.is_none()).map(|source| proto::Grammar {
                 kind: source.kind.as_str().to_owned(),
                 text: source.text.clone(),
                 compact: source.compact,
@@ -502,6 +591,8 @@ impl Generation {
         let pages = self.job.pages.clone();
         let chains: &[Chain] = match self.job.no_cache {
             true => &[],
+            // Finding log probabilities computes the whole prompt.
+            false if self.scoring.is_some() => &[],
             false => {
                 let (namespace, prompt) =
                     (self.job.namespace.clone(), Arc::clone(self.progress.answer.prompt()));
@@ -510,7 +601,11 @@ impl Generation {
             }
         };
         let session = self.job.session;
-        let abilities = Abilities { shaping: self.job.is_shaped(), grammars: self.job.grammar.is_some() };
+        let abilities = Abilities {
+            shaping: self.job.is_shaped(),
+            grammars: self.job.grammar.is_some(),
+            scores: self.scoring.is_some(),
+        };
         let tokens = prompt + u64::from(answer);
         let need = Need { room, tokens, prompt_tokens: prompt, chains, session, abilities };
         loop {

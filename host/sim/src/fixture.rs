@@ -90,6 +90,7 @@ pub fn request(room: u64, prompt: &[u32], count: u32) -> Request {
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,
+        scores: None,
         names: Vec::new(),
     }
 }
@@ -118,7 +119,9 @@ pub fn outputs(batch: &Batch, mut draw: impl FnMut(&Sequence) -> u32) -> Vec<Seq
             so_far.drafted = 0;
             Ok(sampled(draw(&so_far)))
         });
-        SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None }
+        let next = sequence.scored.iter().flat_map(|scored| &scored.next);
+        let scored = next.map(|token| Sampled { logprob: Some(-1.0), ..sampled(*token) }).collect();
+        SequenceOutput { room: sequence.room, sampled: drawn, undrawn: None, scored }
     };
     batch.sequences.iter().map(output).collect()
 }

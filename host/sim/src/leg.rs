@@ -63,6 +63,8 @@ pub struct Leg {
     pub begun: Vec<Room>,
     /// Tokens that clients received.
     pub emitted: BTreeMap<Room, Vec<u32>>,
+    /// Tokens of prompts whose log probabilities clients received, with their positions.
+    pub scored: BTreeMap<Room, Vec<(u32, u32)>>,
     /// Requests that were answered, in this order.
     pub finished: Vec<Room>,
     /// Requests that failed.
@@ -119,6 +121,7 @@ impl Leg {
             tier_actions: Vec::new(),
             begun: Vec::new(),
             emitted: BTreeMap::new(),
+            scored: BTreeMap::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
             stalled: Vec::new(),
@@ -235,6 +238,10 @@ impl Leg {
                 }
                 Action::Cache(events) => self.cache_events.extend(events),
                 Action::PromptReady { room, .. } => self.begun.push(room),
+                Action::EmitScores { room, first, tokens } => {
+                    let scored = self.scored.entry(room).or_default();
+                    scored.extend((first..).zip(tokens.iter().map(|token| token.token)));
+                }
                 Action::Emit { room, token } => self.emitted.entry(room).or_default().push(token.token),
                 Action::Finish { room, .. } => self.finished.push(room),
                 Action::Fail { room, failure } => {

@@ -57,6 +57,7 @@ fn a_damaged_word_anywhere_changes_digest_and_answer() {
         recompute: 0..0,
         drafted: 0,
         sample: Some(request(1, &prompt, 1).sampling.into()),
+        scored: None,
     };
     let batch = Batch { id: 1, sequences: vec![sequence], layer_group: 0 };
     let computed = || {

@@ -7,4 +7,5 @@ mod canaries;
 mod chat_command;
 mod grammars;
 mod namespaces;
+mod scores;
 mod settings;

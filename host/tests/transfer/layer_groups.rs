@@ -111,6 +111,7 @@ fn batch() -> Batch {
         recompute: 0..0,
         drafted: 0,
         sample,
+        scored: None,
     };
     let sequences = vec![
         sequence(Room(1), long, pages(0, 3), Some(Sampling::GREEDY.into())),

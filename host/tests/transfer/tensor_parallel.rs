@@ -195,6 +195,7 @@ fn a_rank_that_panics_costs_the_batch_and_neither_the_worker_nor_a_page() {
             prefill: None,
             namespace: NamespaceKey::default(),
             no_cache: false,
+            scores: None,
             names: Vec::new(),
         };
         runtime.block_on(async {

@@ -17,6 +17,13 @@ pub enum Answer {
     },
     /// One more token.
     Token(Sampled),
+    /// Tokens of the prompt with their log probabilities. Some may come again.
+    Scores {
+        /// Position of the first of them in the prompt.
+        first: u32,
+        /// The tokens, in order.
+        tokens: Vec<Sampled>,
+    },
     /// The answer is complete.
     Finished {
         /// The reason.

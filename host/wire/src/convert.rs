@@ -106,11 +106,14 @@ fn read_sampling(sampling: proto::Sampling) -> Sampling {
         top_k: sampling.top_k,
         min_p: sampling.min_p,
         seed: sampling.seed,
-        logprobs: sampling
-            .logprobs
-            .map(|top| u8::try_from(top).unwrap_or(u8::MAX).min(host_core::batch::MAX_TOP_LOGPROBS)),
+        logprobs: sampling.logprobs.map(most_likely),
         shaping: (shaping != Shaping::default()).then(|| Box::new(shaping)),
     }
+}
+
+/// A number of likeliest tokens, as far as they are reported.
+fn most_likely(top: u32) -> u8 {
+    u8::try_from(top).unwrap_or(u8::MAX).min(host_core::batch::MAX_TOP_LOGPROBS)
 }
 
 /// Reads a request.
@@ -134,6 +137,7 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
             .map(|peer| PeerRef { instance: Instance(peer.instance), address: peer.address }),
         namespace: read_namespace(request.namespace.unwrap_or_default()),
         no_cache: request.no_cache,
+        scores: request.scores.map(most_likely),
         names: Vec::new(),
     })
 }
@@ -165,6 +169,10 @@ pub fn write_answer(answer: &Answer, plugin: &str) -> proto::GenerateEvent {
             })
         }
         Answer::Token(token) => generate_event::Event::Token(write_token(token)),
+        Answer::Scores { first, tokens } => generate_event::Event::Scores(proto::Scores {
+            first: *first,
+            tokens: tokens.iter().map(write_token).collect(),
+        }),
         Answer::Finished { reason, usage, transferred_bytes } => {
             generate_event::Event::Finished(proto::Finished {
                 reason: reason.as_str().to_owned(),

@@ -36,7 +36,7 @@ use self::patience::StepTime;
 pub(crate) use self::turns::Followed;
 use self::turns::{BatchPart, Looked, MaskThreads};
 
-/// Most work of the lexers of all answers, in the engine's units: about 1 GiB. A unit was 3 to 30 bytes with schemas of 3,000
+/// Most work of the lexers of all answers, in the engine's units, with the compiled grammars: about 1 GiB. A unit was 3 to 30 bytes with schemas of 3,000
 /// properties, choices of 6,000 texts, and expressions whose automata grow without end.
 const MOST_LEXERS: u64 = 1 << 25;
 
@@ -282,6 +282,7 @@ mod tests {
             recompute: 0..0,
             drafted: 0,
             sample: draws.then(|| sampling.into()),
+            scored: None,
         };
         Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
     }

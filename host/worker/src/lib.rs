@@ -254,6 +254,7 @@ fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
         protocol_oldest: protocol::OLDEST,
         metrics: String::new(),
         grammars: parts.grammars.is_some(),
+        scores: true,
     })
 }
 

@@ -256,6 +256,9 @@ impl Turn {
                 self.transfer(&TransferCommand::Verify(Arc::new(verification)));
             }
             Action::Emit { room, token } => self.answer(room, Answer::Token(token), false),
+            Action::EmitScores { room, first, tokens } => {
+                self.answer(room, Answer::Scores { first, tokens }, false);
+            }
             Action::Finish { room, reason, usage } => {
                 let transferred_bytes = u64::from(usage.transferred_pages) * self.start.page_bytes;
                 tracing::debug!(%room, reason = reason.as_str(), "finished");

@@ -1,7 +1,7 @@
 //! Giving requests their pages: at admission, and while they grow.
 
 use super::{Cache, Holding, Pages, Prefix, Tokens};
-use crate::batch::Sequence;
+use crate::batch::{Scored, Sequence};
 use crate::ids::{Room, Time};
 
 /// Pages that must be available to admit a request.
@@ -127,6 +127,10 @@ impl Cache {
     pub(crate) fn sequence(&self, tokens: &Tokens<'_>, kv: &Holding, end: usize, draft: &[u32]) -> Sequence {
         let position = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
         let known = end - draft.len();
+        let scored = tokens.request.scores.map(|top| {
+            let next = kv.computed + 1..tokens.prompt().len().min(end + 1);
+            Scored { next: tokens.range(next), top }
+        });
         Sequence {
             room: tokens.room(),
             tokens: [&tokens.range(kv.computed..known)[..], draft].concat(),
@@ -135,7 +139,8 @@ impl Cache {
             window: self.window_of(kv, end),
             recompute: position(kv.recompute.start)..position(kv.recompute.end),
             drafted: position(draft.len()),
-            sample: (known == tokens.known()).then(|| tokens.draw()),
+            sample: (known == tokens.known() && scored.is_none()).then(|| tokens.draw()),
+            scored,
         }
     }
 }

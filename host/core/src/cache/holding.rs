@@ -60,10 +60,13 @@ impl<'a> Tokens<'a> {
 
     /// Tokens whose KV a waiting request may find in a cache. A request that is computed here needs at least one token to
     /// compute. A request whose KV is sent may find all of its prompt. A preempted request looks for its answer, too, but
-    /// not for the last token: that token was drawn and never computed, or must be computed for the first draw.
+    /// not for the last token: that token was drawn and never computed, or must be computed for the first draw. A request for
+    /// log probabilities of its prompt finds nothing.
     pub(crate) fn usable(&self, is_sent: bool) -> Cow<'a, [u32]> {
         let prompt = self.prompt();
         match self.resumes {
+            // Each position has to be computed for the log probability of the token behind it.
+            _ if self.request.scores.is_some() => Cow::Borrowed(&[]),
             true => Cow::Owned(self.range(0..self.known() - 1)),
             false if is_sent => Cow::Borrowed(prompt),
             false => Cow::Borrowed(&prompt[..prompt.len() - 1]),

@@ -64,6 +64,7 @@ fn request(room: u64, tokens: u32) -> Request {
         prefill: None,
         namespace: NamespaceKey::default(),
         no_cache: false,
+        scores: None,
         names: Vec::new(),
     }
 }

@@ -36,7 +36,7 @@ impl Scheduler {
         let (client, priority) = (request.client, request.priority);
         let mut job = Job::new(request, now, 0, self.arrivals);
         if let Some(orphan) = self.orphans.take(room) {
-            if let Some(refusal) = self.wanted(&job).misfit(orphan.attempt, &orphan.reserve) {
+            if let Some(refusal) = self.refusal(&job, orphan.attempt, &orphan.reserve) {
                 let refused = Body::Refused { message: refusal.clone(), retryable: false };
                 let answer = self.outbox.answer(orphan.question, room, orphan.attempt, refused);
                 self.send(orphan.peer, answer, actions);
@@ -95,6 +95,11 @@ impl Scheduler {
         if request.max_new_tokens == 0 {
             return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
         }
+        if config.role.is_sent_kv() && request.scores.is_some() {
+            let message =
+                "a decode worker computes no prompts: ask a prefill worker for their log probabilities";
+            return fail(FailureCode::Invalid, message.into());
+        }
         if config.role.is_sent_kv() && request.prefill.is_none() {
             return fail(FailureCode::Invalid, "a decode worker needs to be told the prefill worker".into());
         }
@@ -150,7 +155,7 @@ impl Scheduler {
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
-            let ready = match self.config.role.counterpart() {
+            let ready = match self.config.role.counterpart_of(&job.request) {
                 // A preempted request goes straight into the steps.
                 _ if job.stage().is_preempted() => self.may_join(resumed),
                 Counterpart::None => true,

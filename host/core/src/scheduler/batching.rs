@@ -11,6 +11,9 @@ use crate::batch::{Batch, Sampled, SequenceOutput, Undrawn};
 use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
+/// Most tokens of a batch that are scored. The logits of all of them are in memory at once: some hundred kilobytes for each.
+const MOST_SCORED: usize = 128;
+
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
     /// urgency and arrival while tokens are left. If pages are short, it drops drafts, frees spare pages, shortens
@@ -23,7 +26,7 @@ impl Scheduler {
         let mut give_up = false;
         let mut drafts = self.draft();
         let plan = loop {
-            let plan = self.plan_batch(most, &drafts);
+            let plan = self.plan_batch(now, most, &drafts);
             if self.grow(&plan, give_up) {
                 break plan;
             }
@@ -43,7 +46,7 @@ impl Scheduler {
                 give_up = true;
                 continue;
             }
-            if !self.preempt_one() {
+            if !self.preempt_one(now) {
                 // Transfers under way or the quarantine have the missing pages. Both come to an end.
                 self.pace.interrupted();
                 return;
@@ -82,15 +85,17 @@ impl Scheduler {
 
     /// The rooms that are computed next, each with the position up to which it is computed: at most `most` tokens of prompts,
     /// and answers with their drafts.
-    fn plan_batch(&self, most: usize, drafts: &BTreeMap<Room, Vec<u32>>) -> Vec<(Room, usize)> {
+    fn plan_batch(&self, now: Time, most: usize, drafts: &BTreeMap<Room, Vec<u32>>) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let mut prompts: Vec<&Room> = self.running.iter().filter(|room| !decodes(room)).collect();
         if self.has_urgencies() {
-            prompts.sort_by_cached_key(|room| self.jobs.get(*room).map(Job::urgency));
+            let most_urgent = self.most_urgent_priority(prompts.iter().copied());
+            prompts.sort_by_cached_key(|room| self.jobs.get(*room).map(|job| job.urgency(now, most_urgent)));
         }
         let order = self.running.iter().filter(decodes).chain(prompts);
         let mut plan = Vec::new();
         let mut chunk_left = most;
+        let mut scored_left = MOST_SCORED;
         let mut beside = Load::default();
         for room in order.take(self.config.max_batch as usize) {
             let Some(job) = self.jobs.get(room) else { continue };
@@ -105,6 +110,14 @@ impl Scheduler {
             let count = if missing == 1 { 1 + draft } else { missing.min(chunk_left) };
             if count == 0 {
                 break;
+            }
+            let count = match job.request.scores {
+                Some(_) if scored_left == 0 => continue,
+                Some(_) => count.min(scored_left),
+                None => count,
+            };
+            if job.request.scores.is_some() {
+                scored_left -= count;
             }
             if missing > 1 {
                 chunk_left -= count;
@@ -178,6 +191,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.answer.tokens.is_empty());
         let (before, complete) = (job.kv.computed(), job.answer.complete);
+        let scored = job.request.scores.map(|_top| end.min(prompt - 1).saturating_sub(before));
         let drafted = end.saturating_sub(known);
         let drawn = &output.sampled[..job.taken(&output.sampled, drafted)];
         // From the first drafted token on that was not drawn, the KV is wrong.
@@ -214,6 +228,9 @@ impl Scheduler {
             }
         }
         self.keep_computed(room, before);
+        if let Some(wanted) = scored {
+            return self.scored(now, room, (before, wanted), &output.scored, actions);
+        }
         if drawn.is_empty() && end == known {
             let text = "the executor drew no token where one was asked for";
             let failure = match &output.undrawn {
@@ -230,6 +247,29 @@ impl Scheduler {
             self.drawn(now, room, sampled, actions);
         }
         self.push_pages(room, actions);
+    }
+
+    /// Takes over the log probabilities of `wanted` tokens of a prompt, those behind position `before`, and ends the request behind
+    /// the last one.
+    fn scored(
+        &mut self,
+        now: Time,
+        room: Room,
+        (before, wanted): (usize, usize),
+        tokens: &[Sampled],
+        actions: &mut Vec<Action>,
+    ) {
+        if tokens.len() != wanted {
+            let text = "the executor gave no log probabilities where they were asked for";
+            return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
+        }
+        if wanted > 0 {
+            let first = u32::try_from(before + 1).unwrap_or(u32::MAX);
+            actions.push(Action::EmitScores { room, first, tokens: tokens.to_vec() });
+        }
+        if self.jobs.get(&room).is_some_and(|job| job.uncomputed() == 0) {
+            self.finish(now, room, FinishReason::Length, actions);
+        }
     }
 
     /// Reports that a prompt's KV is complete: once for each request, before its first token.

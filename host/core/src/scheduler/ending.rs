@@ -63,7 +63,8 @@ impl Scheduler {
                 self.transfer_stalled(now, room, actions);
                 continue;
             }
-            let unasked = self.config.role.counterpart() == Counterpart::Reserve && job.outgoing.is_none();
+            let awaits = self.config.role.counterpart_of(&job.request);
+            let unasked = awaits == Counterpart::Reserve && job.outgoing.is_none();
             let message = match now.since(job.submitted) < self.config.request_timeout {
                 true => "the prefill worker could not be reached in time",
                 false if unasked => "the decode worker did not ask for this request's KV in time",

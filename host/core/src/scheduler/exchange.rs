@@ -190,6 +190,15 @@ pub enum Action {
         /// The token.
         token: Sampled,
     },
+    /// Tell the client these log probabilities of its prompt. After a preemption some are told again, and they are the same.
+    EmitScores {
+        /// The request.
+        room: Room,
+        /// Position of the first of these tokens in the prompt, at least 1.
+        first: u32,
+        /// The tokens, in order.
+        tokens: Vec<Sampled>,
+    },
     /// The answer is complete.
     Finish {
         /// The request.

@@ -40,12 +40,12 @@ impl Scheduler {
 
     /// Preempts one request. Returns `false` when only the last running request is left, without which nothing would be computed.
     ///
-    /// The least urgent requests go first, of these the requests whose client has most requests in the steps (in doublings), and
-    /// of these the request with the shortest answer. So the preemption delays a user who has read least, and requests that are
-    /// nearly done end and free their pages. A preempted request keeps its answer, so the same request is not chosen again and
-    /// again while younger ones of its client run. Among equals the request with the longest prompt goes, because its pages help
-    /// most.
-    pub(super) fn preempt_one(&mut self) -> bool {
+    /// The least [urgent](super::urgency) requests go first, of these the requests whose client has most requests in the steps (in
+    /// doublings), and of these the request with the shortest answer. So the preemption delays a user who has read least, and
+    /// requests that are nearly done end and free their pages. A preempted request keeps its answer, so the same request is not
+    /// chosen again and again while younger ones of its client run. Among equals the request with the longest prompt goes, because
+    /// its pages help most.
+    pub(super) fn preempt_one(&mut self, now: Time) -> bool {
         if !self.preempts() {
             return false;
         }
@@ -54,11 +54,12 @@ impl Scheduler {
         let rooms = running.iter().chain(&self.ready);
         let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
         let clients = self.in_steps();
+        let most_urgent = self.most_urgent_priority(self.running.iter().chain(&self.ready));
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
             let size = (job.answer.tokens.len(), Reverse(job.request.prompt.len()));
             let least_urgent =
-                (Reverse(job.request.priority), Reverse(doublings(&clients, job.request.client)));
+                (Reverse(job.aged(now, most_urgent)), Reverse(doublings(&clients, job.request.client)));
             (least_urgent, size, Reverse(*age))
         });
         let Some(room) = victim.map(|(_, room)| *room) else { return false };

@@ -28,7 +28,7 @@ impl Scheduler {
     pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) -> bool {
         let before = self.jobs.len();
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {
-            let next = if self.has_urgencies() { self.most_urgent(self.ready.iter()) } else { Some(0) };
+            let next = if self.has_urgencies() { self.most_urgent(now, self.ready.iter()) } else { Some(0) };
             let Some(room) = next.and_then(|next| self.ready.remove(next)) else { break };
             self.join(now, room, actions);
         }

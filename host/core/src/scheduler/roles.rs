@@ -8,6 +8,7 @@
 //! | requests in the steps | prompts take turns | as many as a batch has | prompts take turns |
 //! | a target for the time between tokens | not kept: one token has none | kept | kept |
 //! | guessed tokens | none | yes | yes |
+//! | log probabilities of a prompt | computed, without decode | refused | computed |
 //! | preemption | always | if the transfer backend proves that writes have settled | always |
 //!
 //! The two sides of a hand-over are types of their own: [`Outgoing`](crate::hand_over::Outgoing) and
@@ -28,7 +29,12 @@ pub(super) enum Counterpart {
 }
 
 impl Role {
-    /// What a request of this worker waits for besides pages.
+    /// What this request waits for besides pages.
+    pub(super) fn counterpart_of(self, request: &Request) -> Counterpart {
+        if request.scores.is_some() { Counterpart::None } else { self.counterpart() }
+    }
+
+    /// What a request with an answer waits for besides pages.
     pub(super) fn counterpart(self) -> Counterpart {
         match self {
             Role::Prefill => Counterpart::Reserve,

@@ -42,6 +42,14 @@ impl Scheduler {
         }
     }
 
+    /// Why a job is not sent as decode asks for it, or `None` if it is.
+    pub(super) fn refusal(&self, job: &Job, attempt: u32, reserve: &Reserve) -> Option<String> {
+        if job.request.scores.is_some() {
+            return Some("the request asks the prefill worker for log probabilities alone".into());
+        }
+        self.wanted(job).misfit(attempt, reserve)
+    }
+
     #[allow(clippy::too_many_arguments)] // one argument per field of the message
     pub(super) fn reserve_asked(
         &mut self,
@@ -157,7 +165,7 @@ impl Scheduler {
             let kept = self.orphans.keep(room, orphan, self.config.max_queued as usize);
             return kept.map_err(|most| (format!("{most} rooms wait for their requests already"), true));
         };
-        if let Some(refusal) = self.wanted(job).misfit(attempt, &reserve) {
+        if let Some(refusal) = self.refusal(job, attempt, &reserve) {
             return Err((refusal, false));
         }
         let session = self.peers.session(from);

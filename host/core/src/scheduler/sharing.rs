@@ -122,7 +122,7 @@ impl Scheduler {
     /// Whether a request with this cached prefix must wait for another request. If so, takes note of the leader.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage().is_queued()) else { return false };
-        let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
+        let leader = if now < self.follows_until(job) { self.leader_of(now, job, prefix) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
             self.cache.yields(room);
@@ -137,7 +137,7 @@ impl Scheduler {
     }
 
     /// The leader to wait for, and the page that it must have brought when the wait ends.
-    fn leader_of(&self, job: &Job, prefix: &Prefix) -> Option<(Room, usize)> {
+    fn leader_of(&self, now: Time, job: &Job, prefix: &Prefix) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
         let whole = self.cache.usable_pages(&job.tokens());
@@ -155,8 +155,11 @@ impl Scheduler {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
             // A request waits for no leader that is less urgent.
-            let brings =
-                |leader: &Job| leader.urgency() <= job.urgency() && brings(&leader.request, request, head);
+            let brings = |leader: &Job| {
+                let most_urgent = leader.request.priority.min(request.priority);
+                leader.urgency(now, most_urgent) <= job.urgency(now, most_urgent)
+                    && brings(&leader.request, request, head)
+            };
             let leader =
                 leaders.find(|room| self.is_ahead(*room, last) && self.jobs.get(room).is_some_and(brings));
             leader.map(|leader| (leader, last))

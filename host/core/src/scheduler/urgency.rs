@@ -1,12 +1,19 @@
 //! Urgency: which of several requests goes first.
 //!
 //! Smaller numbers of [`Request::priority`](crate::request::Request::priority) go first, as in vLLM: in the queue, among prompts
-//! that are computed, and among those that have arrived on a decode worker. When pages run out, the running request with the
-//! largest number is preempted. Among requests with the same number clients take [turns](super::turns). Requests of one client go
-//! in order of arrival.
+//! that are computed, and among those that have arrived on a decode worker. When pages run out, the least urgent request is
+//! preempted. Among equally urgent requests clients take [turns](super::turns). Requests of one client go in order of arrival.
 //!
-//! A waiting request becomes more urgent by one for each [`AGEING`] that it waits, up to the priority of the most urgent waiting
-//! request. There it takes its turn, so no request waits for ever.
+//! In all these places a request counts as more urgent by one for each [`AGEING`] since its submission, up to the priority of the
+//! most urgent request that it is compared with. There it takes its turn, so no request waits for ever.
+//!
+//! Two requests do not preempt each other in a loop:
+//!
+//! - Requests age at the same rate, and a preemption does not change the age. So a request may become as urgent as one that was more
+//!   urgent, but never more urgent than it.
+//! - Admission takes no pages from requests in the steps. A preempted request waits for free pages for all its tokens, and for
+//!   headroom for all requests.
+//! - Among equally urgent requests of one client the shortest answer is preempted, and a preempted request keeps its answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +22,7 @@ use super::Scheduler;
 use super::job::Job;
 use crate::ids::{Room, Time};
 
-/// A request that waits so long becomes more urgent by one.
+/// A request becomes more urgent by one each time this passes.
 pub(super) const AGEING: Duration = Duration::from_secs(5);
 
 impl Job {
@@ -24,16 +31,17 @@ impl Job {
         (!self.stage().is_preempted(), self.turn, self.place)
     }
 
-    /// The job's priority in the queue: one less for each [`AGEING`] that it waits, but not below the most urgent one.
-    fn aged(&self, now: Time, most_urgent: i32) -> i64 {
+    /// The job's priority beside requests of which the most urgent has the priority `most_urgent`: one less for each [`AGEING`]
+    /// since its submission, but not below that one.
+    pub(super) fn aged(&self, now: Time, most_urgent: i32) -> i64 {
         let aged = now.since(self.submitted).as_nanos() / AGEING.as_nanos();
         let aged = i64::try_from(aged).unwrap_or(i64::MAX);
         i64::from(self.request.priority).saturating_sub(aged).max(i64::from(most_urgent))
     }
 
-    /// The job's place among requests that are past the queue.
-    pub(super) fn urgency(&self) -> (i32, u64, u64) {
-        (self.request.priority, self.turn, self.place)
+    /// The job's place among requests that are past the queue, of which the most urgent has the priority `most_urgent`.
+    pub(super) fn urgency(&self, now: Time, most_urgent: i32) -> (i64, u64, u64) {
+        (self.aged(now, most_urgent), self.turn, self.place)
     }
 }
 
@@ -71,7 +79,7 @@ impl Scheduler {
         }
         self.by_priority = has_priorities;
         self.renew_turns();
-        let (jobs, most_urgent) = (&self.jobs, self.most_urgent_priority());
+        let (jobs, most_urgent) = (&self.jobs, self.most_urgent_priority(&self.queue));
         self.queue.make_contiguous().sort_by_cached_key(|room| {
             let job = &jobs[room];
             (job.aged(now, most_urgent), job.place_in_queue())
@@ -96,15 +104,16 @@ impl Scheduler {
         }
     }
 
-    /// The priority of the most urgent request that waits.
-    fn most_urgent_priority(&self) -> i32 {
-        self.queue.iter().map(|room| self.jobs[room].request.priority).min().unwrap_or(0)
+    /// The priority of the most urgent of some requests, without their age.
+    pub(super) fn most_urgent_priority<'a>(&self, rooms: impl IntoIterator<Item = &'a Room>) -> i32 {
+        let jobs = rooms.into_iter().filter_map(|room| self.jobs.get(room));
+        jobs.map(|job| job.request.priority).min().unwrap_or(0)
     }
 
     /// The request that would be admitted last, of those that have not begun, if it would be admitted later than a new
     /// request of this priority and turn.
     pub(super) fn last_after(&self, now: Time, priority: i32, turn: u64) -> Option<Room> {
-        let most_urgent = self.most_urgent_priority().min(priority);
+        let most_urgent = self.most_urgent_priority(&self.queue).min(priority);
         let waiting = self.queue.iter().map(|room| (room, &self.jobs[room]));
         let waiting = waiting.filter(|(_, job)| job.stage().is_queued());
         let order = |job: &Job| (job.aged(now, most_urgent), job.turn);
@@ -114,8 +123,13 @@ impl Scheduler {
     }
 
     /// The place of the most urgent request in a list of rooms, the first of equals.
-    pub(super) fn most_urgent<'a>(&self, rooms: impl Iterator<Item = &'a Room>) -> Option<usize> {
-        let urgencies = rooms.map(|room| self.jobs.get(room).map(Job::urgency));
+    pub(super) fn most_urgent<'a>(
+        &self,
+        now: Time,
+        rooms: impl Iterator<Item = &'a Room> + Clone,
+    ) -> Option<usize> {
+        let most_urgent = self.most_urgent_priority(rooms.clone());
+        let urgencies = rooms.map(|room| self.jobs.get(room).map(|job| job.urgency(now, most_urgent)));
         urgencies.enumerate().min_by_key(|(_, urgency)| *urgency).map(|(at, _)| at)
     }
 

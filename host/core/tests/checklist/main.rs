@@ -19,6 +19,7 @@ mod offload_writes;
 mod promises;
 mod resuming;
 mod rooms;
+mod scores;
 mod sharing;
 mod storage;
 mod timeouts;

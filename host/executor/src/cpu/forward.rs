@@ -282,7 +282,7 @@ impl Model {
             end += sequence.tokens.len();
             let first = match wanted {
                 Wanted::All => end - sequence.tokens.len(),
-                Wanted::Samples => end - sequence.drawing_rows(),
+                Wanted::Samples => end - sequence.wanted_rows(),
             };
             rows += end - first;
             a.normed.extend_from_slice(&a.residual[first * hidden..end * hidden]);

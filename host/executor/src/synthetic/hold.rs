@@ -57,6 +57,7 @@ mod tests {
                 recompute: 0..0,
                 drafted: 0,
                 sample: None,
+                scored: None,
             };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };

@@ -45,6 +45,7 @@ fn draws<E: Computes>(
     let sequence = Sequence {
         drafted: draft.len() as u32,
         sample: Some(Draw::next(sampling, &known[..PROMPT], 0, &known[PROMPT..])),
+        scored: None,
         ..world.sequence(table, &tokens)
     };
     let drawn = world.draw(sequence);

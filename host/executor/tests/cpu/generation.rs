@@ -4,7 +4,7 @@ use std::path::Path;
 
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
-use host_core::{Batch, Draw, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
+use host_core::{Batch, Draw, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Scored, Sequence};
 use host_executor::cpu::{CpuExecutor, CpuOptions, read_shape};
 use host_executor::{Executor, KvMemory};
 use host_tests::model::{tiny_gemma3, tiny_qwen3};
@@ -40,7 +40,17 @@ fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Draw>) -> Sequence {
     let pages = (0..40).map(PageId).collect();
     // For a model with sliding layers, the first ten pages are the full part, and the others are the window's, three per page.
     let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
-    Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, drafted: 0, sample }
+    Sequence {
+        room: Room(1),
+        tokens,
+        start,
+        pages,
+        window,
+        recompute: 0..0,
+        drafted: 0,
+        sample,
+        scored: None,
+    }
 }
 
 fn generate(
@@ -116,6 +126,62 @@ fn only_sequences_that_ask_get_a_sample_and_it_is_their_own() {
         assert_eq!(sampled.token, alone[i]);
         assert_eq!(sampled.top.len(), 2);
         assert_eq!((sampled.top[0].0, Some(sampled.top[0].1)), (sampled.token, sampled.logprob));
+    }
+}
+
+#[test]
+fn the_log_probabilities_of_a_prompt_are_those_of_its_logits_however_it_is_cut() {
+    for write in [tiny_qwen3 as Write, tiny_gemma3] {
+        let (mut executor, mut kv) = load(write, 5);
+        let vocabulary = executor.shape().vocabulary;
+        let prompt: Vec<u32> = (0..40).map(|t| (t * 31 + 7) % 500).collect();
+        let whole = Batch { id: 1, sequences: vec![sequence(prompt.clone(), 0, None)], layer_group: 0 };
+        let logits = executor.forward_logits(&mut kv, &whole).unwrap().to_vec();
+        let expected: Vec<f64> = logits
+            .chunks_exact(vocabulary)
+            .zip(&prompt[1..])
+            .map(|(row, token)| {
+                let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+                f64::from(row[*token as usize]) - sum.ln()
+            })
+            .collect();
+        let mut found = Vec::new();
+        for chunk in [40, 7, 1] {
+            let mut scored = Vec::new();
+            for start in (0..prompt.len()).step_by(chunk) {
+                let end = prompt.len().min(start + chunk);
+                let next = prompt[start + 1..prompt.len().min(end + 1)].to_vec();
+                let part = Sequence {
+                    scored: Some(Scored { next: next.clone(), top: 3 }),
+                    ..sequence(prompt[start..end].to_vec(), start as u32, None)
+                };
+                // A sequence that draws is in the batch, too, before and behind it.
+                let other = |room, page| Sequence {
+                    room: Room(room),
+                    pages: vec![PageId(page)],
+                    window: WindowPages {
+                        first: 0,
+                        pages: (0..3).map(|part| PageId(3 * page + 10 + part)).collect(),
+                    },
+                    ..sequence(vec![3, 4], 0, Some(GREEDY.into()))
+                };
+                let sequences = vec![other(2, 8), part, other(3, 9)];
+                let outputs = executor.forward(&mut kv, &Batch { id: 1, sequences, layer_group: 0 }).unwrap();
+                let [before, part, behind] = &outputs[..] else { panic!("{outputs:?}") };
+                assert_eq!((before.sampled.len(), &before.sampled), (1, &behind.sampled));
+                assert!(part.sampled.is_empty() && before.scored.is_empty());
+                assert_eq!(part.scored.iter().map(|scored| scored.token).collect::<Vec<_>>(), next);
+                scored.extend(part.scored.clone());
+            }
+            for (scored, expected) in scored.iter().zip(&expected) {
+                let logprob = f64::from(scored.logprob.unwrap());
+                assert!((logprob - expected).abs() < 1e-4, "{logprob}, {expected} expected");
+                assert!(scored.top.len() == 3 && f64::from(scored.top[0].1) >= logprob);
+            }
+            assert_eq!(scored.len(), prompt.len() - 1);
+            found.push(scored);
+        }
+        assert!(found.iter().all(|scored| *scored == found[0]), "to the last bit");
     }
 }
 

@@ -57,6 +57,7 @@ fn compute(model: &Path, dtype: Dtype) -> Computed {
             recompute: 0..0,
             drafted: 0,
             sample,
+            scored: None,
         }
     };
     let batch = |id, sequence| Batch { id, sequences: vec![sequence], layer_group: 0 };

@@ -72,6 +72,7 @@ impl Run {
             recompute: 0..0,
             drafted: 0,
             sample: None,
+            scored: None,
         }
     }
 

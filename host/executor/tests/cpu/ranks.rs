@@ -87,6 +87,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
                     recompute: 0..0,
                     drafted: 0,
                     sample: (end >= prefill).then_some(GREEDY.into()),
+                    scored: None,
                 });
             }
             *done = end;

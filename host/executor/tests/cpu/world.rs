@@ -184,6 +184,7 @@ impl<E: Computes> World<E> {
             recompute: if table.done < table.recompute.end as usize { table.recompute.clone() } else { 0..0 },
             drafted: 0,
             sample: Some(GREEDY.into()),
+            scored: None,
         }
     }
 

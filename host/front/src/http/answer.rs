@@ -1,7 +1,7 @@
 //! Turns tokens into what a client reads: text, stop strings, log probabilities, usage, and the figures for metrics.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use host_wire::clock::{self, Instant};
@@ -29,6 +29,8 @@ pub(super) struct Shown {
 pub(super) struct Delta {
     /// Text that is final.
     pub text: String,
+    /// All tokens of the prompt, when their log probabilities were requested. They come once, before anything else.
+    pub prompt: Vec<Shown>,
     /// Tokens whose text has begun to show, when log probabilities were requested.
     pub shown: Vec<Shown>,
     /// Tokens that workers generated, end tokens included.
@@ -67,13 +69,14 @@ impl Shown {
 impl Delta {
     /// Bytes that it takes, about, with those that it takes when it is written as JSON.
     pub fn memory(&self, tokenizer: &dyn Tokenizer) -> usize {
-        let written: usize = self.shown.iter().map(|shown| shown.written(tokenizer)).sum();
+        let all = self.prompt.iter().chain(&self.shown);
+        let written: usize = all.map(|shown| shown.written(tokenizer)).sum();
         size_of::<Self>() + self.kept() + written
     }
 
     /// Bytes that it adds to an answer that is kept.
     pub fn kept(&self) -> usize {
-        let shown: usize = self.shown.iter().map(Shown::memory).sum();
+        let shown: usize = self.prompt.iter().chain(&self.shown).map(Shown::memory).sum();
         self.text.len() + size_of_val(&self.tokens[..]) + shown
     }
 }
@@ -83,6 +86,7 @@ pub(super) fn joined(deltas: &[Delta]) -> Delta {
     let mut all = Delta::default();
     for delta in deltas {
         all.text.push_str(&delta.text);
+        all.prompt.extend_from_slice(&delta.prompt);
         all.shown.extend_from_slice(&delta.shown);
         all.tokens.extend_from_slice(&delta.tokens);
     }
@@ -143,6 +147,10 @@ pub(super) struct Answer {
     /// Becomes true when the KV of the whole prompt is there. Other answers to the same prompt wait for it.
     leads: watch::Sender<bool>,
     follows: Option<watch::Receiver<bool>>,
+    /// The tokens of the prompt with their log probabilities, which the first answer to a prompt brings for all.
+    prompt: Arc<OnceLock<Vec<Shown>>>,
+    /// Whether they have not been told yet, or not since the answer began again.
+    owes_prompt: bool,
     text: Box<dyn TextStream>,
     stops: StopMatcher,
     /// Bytes of text decoded, and of these shown.
@@ -151,6 +159,8 @@ pub(super) struct Answer {
     /// Characters of text decoded.
     characters: usize,
     waiting: VecDeque<Shown>,
+    /// The first token of its prompt.
+    prompt_first: Option<u32>,
     prompt_tokens: u32,
     output_tokens: u32,
     /// The worker's report on the prompt's KV, as far as it came.
@@ -170,17 +180,19 @@ impl Answer {
         generation: Generation,
         tokenizer: Arc<dyn Tokenizer>,
         ask: Ask,
-        prompt_tokens: usize,
+        prompt: &[u32],
         arrived: Instant,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
         Self {
             generation: Some(generation),
             metrics,
             leads: watch::Sender::new(false),
             follows: None,
+            prompt: Arc::default(),
+            owes_prompt: true,
             text: Arc::clone(&tokenizer).stream(ask.specials),
             tokenizer,
             stops: StopMatcher::new(ask.stops.clone()).showing(ask.shows_stop),
@@ -189,6 +201,7 @@ impl Answer {
             shown: 0,
             characters: 0,
             waiting: VecDeque::new(),
+            prompt_first: prompt.first().copied(),
             prompt_tokens,
             output_tokens: 0,
             began: None,
@@ -203,7 +216,7 @@ impl Answer {
 
     /// Makes this answer begin only when the KV of `leader`'s prompt is there, or `leader` has ended. Both have the same prompt.
     pub fn after(self, leader: &Answer) -> Self {
-        Self { follows: Some(leader.leads.subscribe()), ..self }
+        Self { follows: Some(leader.leads.subscribe()), prompt: Arc::clone(&leader.prompt), ..self }
     }
 
     /// Returns when workers were chosen and called. Returns at once for an answer that follows another.
@@ -223,13 +236,45 @@ impl Answer {
     }
 
     async fn next_event(&mut self) -> Result<Event, Failure> {
-        if let Some(mut leader) = self.follows.take() {
-            // An error means that the leader has ended or failed: then this answer begins, too.
-            drop(leader.wait_for(|began| *began).await);
-        }
+        self.begins().await;
         match &mut self.generation {
             Some(generation) => generation.next().await,
             None => Err(Failure::Internal("an answer was asked for more than it has".to_owned())),
+        }
+    }
+
+    /// Waits for the answer that this one follows.
+    async fn begins(&mut self) {
+        if let Some(leader) = &mut self.follows {
+            // An error means that the leader has ended or failed: then this answer begins, too.
+            drop(leader.wait_for(|began| *began).await);
+            self.follows = None;
+        }
+    }
+
+    /// The tokens of the prompt, if they are there and have not been told.
+    fn owed_prompt(&mut self) -> Option<Delta> {
+        let prompt = self.prompt.get().filter(|_| self.owes_prompt)?.clone();
+        self.owes_prompt = false;
+        Some(Delta { prompt, ..Delta::default() })
+    }
+
+    /// Keeps the log probabilities of the prompt's tokens, all but the first, for the answers to it.
+    fn scored(&mut self, scores: Vec<Token>) {
+        let mut text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
+        let (mut begins, mut offset) = (0, 0);
+        let first = self.prompt_first.map(|token| Token { token, logprob: None, top: Vec::new() });
+        let shown = first.into_iter().chain(scores).map(|token| {
+            let new = text.push(token.token);
+            let shown = Shown { token, offset, begins };
+            begins += new.len();
+            offset += new.chars().count();
+            shown
+        });
+        // It is set once: a prompt's log probabilities are found once.
+        drop(self.prompt.set(shown.collect()));
+        if !self.ask.answers {
+            self.leads.send_replace(true);
         }
     }
 
@@ -238,15 +283,20 @@ impl Answer {
         if let Some(end) = self.end.take() {
             return Ok(Next::End(Box::new(end)));
         }
+        self.begins().await;
         let event = loop {
+            if let Some(prompt) = self.owed_prompt() {
+                return Ok(Next::Delta(prompt));
+            }
             match self.next_event().await? {
                 Event::Dispatched => {}
                 Event::Began(began) => self.began(began),
+                Event::Scored(scores) => self.scored(scores),
                 event => break event,
             }
         };
         match event {
-            Event::Dispatched | Event::Began(_) => unreachable!("taken in the loop above"),
+            Event::Dispatched | Event::Began(_) | Event::Scored(_) => unreachable!("taken in the loop above"),
             Event::Token(token) => Ok(Next::Delta(self.token(token))),
             Event::Restarted => {
                 self.text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
@@ -254,6 +304,7 @@ impl Answer {
                 (self.decoded, self.characters, self.shown, self.output_tokens) = (0, 0, 0, 0);
                 (self.began, self.ended_by, self.logprobs) = (None, None, 0.0);
                 self.waiting.clear();
+                self.owes_prompt = true;
                 Ok(Next::Restarted)
             }
             Event::Finished(finished) => {
@@ -320,7 +371,11 @@ impl Answer {
         }
         self.decoded += new.len();
         self.characters += new.chars().count();
-        let text = self.stops.push(&new);
+        // As in vLLM, no stop string that is complete by then ends the answer before it has `min_tokens`.
+        let text = match self.output_tokens > self.ask.sampling.min_tokens {
+            true => self.stops.push(&new),
+            false => self.stops.pass(&new),
+        };
         if self.stops.stopped() {
             // The worker's own end will not arrive, because the request is cancelled here.
             let finished = self.began.clone().map(|began| Finished {
@@ -359,7 +414,7 @@ impl Answer {
                 None => break,
             }
         }
-        Delta { text, shown, tokens }
+        Delta { text, prompt: Vec::new(), shown, tokens }
     }
 
     fn ended(&self, reason: &'static str, finished: Option<Finished>) -> End {

@@ -26,6 +26,10 @@ pub(super) struct Ask {
     pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
+    /// `Some(n)`: the log probabilities of the prompt's tokens are wanted, too, each with those of the n likeliest tokens.
+    pub scores: Option<u32>,
+    /// Whether an answer is wanted, beside what is told of the prompt.
+    pub answers: bool,
     pub grammar: Option<Source>,
     /// Grammars that have to compile before the request is served. Clones share them.
     pub named: Arc<Vec<Named>>,
@@ -106,6 +110,8 @@ impl Ask {
             answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
+            scores: None,
+            answers: true,
             grammar: None,
             named: Arc::default(),
             stops: Stops::default(),
@@ -316,6 +322,8 @@ impl Ask {
             ignore_stop: ends.is_empty(),
             stop_tokens: ends,
             sampling: self.sampling.clone(),
+            scores: self.scores,
+            answers: self.answers,
             grammar: self.grammar.clone(),
             restartable: !self.stream,
             namespace: self.namespace.clone(),

@@ -39,14 +39,17 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
     ask.take_stream(&mut fields)?;
     ask.take_serving(&mut fields)?;
     ask.take_best_of(&mut fields)?;
-    let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
-    ask.limit(u32::try_from(max).ok())?;
-    ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
     let echo = fields.boolean("echo")?.unwrap_or(false);
-    if echo && ask.sampling.logprobs.is_some() {
-        let message = "echo with logprobs asks for log probabilities of the prompt, which are not computed here: leave one of them out";
-        return Err(ApiError::unsupported("echo", message));
+    let max = fields.integer("max_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
+    ask.answers = max > 0;
+    if !ask.answers && !echo {
+        let message = "max_tokens is 0, which asks for nothing: ask for at least one token, or for the prompt with echo";
+        return Err(ApiError::field("max_tokens", message));
     }
+    ask.limit(u32::try_from(max.max(1)).ok())?;
+    ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
+    // Without an answer, a worker still checks the prompt.
+    ask.scores = ask.sampling.logprobs.or((!ask.answers).then_some(0)).filter(|_top| echo);
     let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let prompt = fields.take("prompt");
     fields.refuse_rest(|_| None)?;
@@ -57,6 +60,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
         created: clock::unix_seconds(),
         model: app.model.clone(),
         logprobs: ask.sampling.logprobs.is_some(),
+        characters: echoes.iter().map(|echo| echo.chars().count()).collect(),
         include_usage: ask.include_usage,
         usage_in_all: ask.usage_in_all,
         cache_details: ask.cache_details,
@@ -145,6 +149,8 @@ struct Completion {
     n: usize,
     /// The text with which the answers to each prompt begin.
     echoes: Vec<String>,
+    /// Their characters.
+    characters: Vec<usize>,
     /// For each answer, whether it has begun.
     begun: Vec<bool>,
 }
@@ -174,8 +180,14 @@ impl Completion {
     }
 
     /// The log probabilities of these tokens, if they are wanted.
-    fn logprobs<'a>(&self, tokenizer: &'a dyn Tokenizer, shown: &'a [Shown]) -> Option<OfCompletion<'a>> {
-        self.logprobs.then_some(OfCompletion { tokenizer, shown })
+    fn logprobs<'a>(
+        &self,
+        number: usize,
+        tokenizer: &'a dyn Tokenizer,
+        (prompt, shown): (&'a [Shown], &'a [Shown]),
+    ) -> Option<OfCompletion<'a>> {
+        let behind = self.characters.get(number / self.n).copied().unwrap_or(0);
+        self.logprobs.then_some(OfCompletion { tokenizer, prompt, shown, behind })
     }
 
     /// An event with a delta of an answer, of some tokens.
@@ -188,7 +200,7 @@ impl Completion {
         if let Some(end) = end.filter(|_| self.cache_details) {
             event.insert("sglext".into(), end.cache_details());
         }
-        let value = self.logprobs(tokenizer, &delta.shown);
+        let value = self.logprobs(number, tokenizer, (&delta.prompt, &delta.shown));
         Event::written(
             None,
             &With {
@@ -202,7 +214,7 @@ impl Completion {
 
 impl Shape for Completion {
     fn on_delta(&mut self, number: usize, tokenizer: &dyn Tokenizer, delta: Delta) -> Vec<Event> {
-        if delta.text.is_empty() && delta.shown.is_empty() {
+        if delta.text.is_empty() && delta.shown.is_empty() && delta.prompt.is_empty() {
             return Vec::new();
         }
         vec![self.event(number, tokenizer, &delta, None)]
@@ -234,11 +246,11 @@ impl Shape for Completion {
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Vec<(Vec<Delta>, End)>, usage: &Usage) -> String {
         let choices = all.iter().enumerate().map(|(number, (deltas, end))| {
             let delta = joined(deltas);
-            (self.choice(number, &delta, Some(end)), delta.shown)
+            (self.choice(number, &delta, Some(end)), delta)
         });
         let choices: Vec<_> = choices.collect();
-        let choices = choices.iter().map(|(object, shown)| {
-            let value = self.logprobs(tokenizer, shown);
+        let choices = choices.iter().enumerate().map(|(number, (object, delta))| {
+            let value = self.logprobs(number, tokenizer, (&delta.prompt, &delta.shown));
             With { object, name: "logprobs", value }
         });
         let choices: Vec<_> = choices.collect();

@@ -59,6 +59,13 @@ impl Conversation {
         Ok(Self { field: "messages", messages, has_calls, extra })
     }
 
+    /// Gives the tools of the request, if it has some, to the template.
+    pub fn offer(&mut self, tools: Option<&Tools>) {
+        if let Some(tools) = tools {
+            self.extra.insert("tools".into(), tools.given.clone());
+        }
+    }
+
     /// The tokens of the conversation. `special`: with the special tokens that a plain prompt also gets. `most`: the longest text, in
     /// bytes, that may be made of it in the turn for text work that the request has.
     ///
@@ -179,9 +186,7 @@ impl Turn {
         ask: &mut Ask,
         most: usize,
     ) -> Result<Self, ApiError> {
-        if let Some(tools) = tools {
-            conversation.extra.insert("tools".into(), tools.given.clone());
-        }
+        conversation.offer(tools);
         let text = conversation.rendered(app, most)?;
         // The template itself has written the special tokens.
         let prompt = not_empty(conversation.field, prompt::encode(app, &text, false)?)?;

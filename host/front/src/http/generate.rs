@@ -65,8 +65,9 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
     let logprobs = fields.boolean("return_logprob")?.unwrap_or(false);
     let top = fields.integer("top_logprobs_num", 0..=20)?.unwrap_or(0);
     let logprobs = if logprobs { u32::try_from(top).ok() } else { None };
-    // Log probabilities of the prompt are not computed.
-    fields.refuse_unless("logprob_start_len", |value| value.as_i64() == Some(-1))?;
+    let from = fields.integer("logprob_start_len", -1..=i64::from(u32::MAX))?;
+    // Log probabilities of the prompt are wanted from this token on.
+    let from = from.filter(|_from| logprobs.is_some()).and_then(|from| usize::try_from(from).ok());
     for name in ["token_ids_logprob", "bootstrap_host", "bootstrap_room"] {
         fields.refuse_unless(name, empty)?;
     }
@@ -83,7 +84,13 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
             Some(Value::Array(names)) => names.get(index).and_then(Value::as_str).unwrap_or(&id.0).to_owned(),
             _ => id.0.clone(),
         };
-        let one = Told { id: name, prompt_tokens: prompt.len(), ..Told::default() };
+        if let Some(from) = from.filter(|from| *from > prompt.len()) {
+            let message =
+                format!("logprob_start_len is {from}, and the prompt has {} tokens: lower it", prompt.len());
+            return Err(ApiError::field("logprob_start_len", message));
+        }
+        ask.scores = logprobs.filter(|_top| from.is_some());
+        let one = Told { id: name, prompt_tokens: prompt.len(), from, ..Told::default() };
         let seed = ask.sampling.seed;
         told.extend(
             (0..ask.n)
@@ -230,6 +237,10 @@ struct Told {
     prompt_tokens: usize,
     text: String,
     tokens: Vec<u32>,
+    /// The first token of the prompt whose log probability was requested.
+    from: Option<usize>,
+    /// The tokens of the prompt from that one on.
+    prompt: Vec<Shown>,
     /// Tokens that have begun to show, when log probabilities were requested.
     shown: Vec<Shown>,
     /// Bytes of its deltas.
@@ -243,6 +254,7 @@ impl Told {
         self.bytes += delta.kept();
         self.text.push_str(&delta.text);
         self.tokens.extend(delta.tokens);
+        self.prompt.extend(delta.prompt.into_iter().skip(self.from.unwrap_or(0)));
         self.shown.extend(delta.shown);
     }
 
@@ -288,6 +300,11 @@ impl Generate {
         if self.logprobs {
             meta.insert("output_token_logprobs".into(), Value::Null);
             meta.insert("output_top_logprobs".into(), Value::Null);
+            // They may be long, so a stream has them at its end alone.
+            if end.is_some() {
+                meta.insert("input_token_logprobs".into(), Value::Null);
+                meta.insert("input_top_logprobs".into(), Value::Null);
+            }
         }
         if let Some(end) = end {
             let finished = end.finished.as_ref();
@@ -303,7 +320,7 @@ impl Generate {
             meta.insert("prefill_worker".into(), json!(served_by.and_then(|by| by.prefill.as_ref())));
             meta.insert("decode_worker".into(), json!(served_by.map(|by| &by.decode)));
         }
-        let meta_info = Meta { tokenizer, shown: &all.shown, fields: meta };
+        let meta_info = Meta { tokenizer, prompt: &all.prompt, shown: &all.shown, fields: meta };
         let index = self.is_list.then_some(number);
         Object { text: &all.text, output_ids: &all.tokens, meta_info, index }
     }
@@ -356,6 +373,7 @@ impl Shape for Generate {
 /// The figures of an answer.
 struct Meta<'a> {
     tokenizer: &'a dyn Tokenizer,
+    prompt: &'a [Shown],
     shown: &'a [Shown],
     /// With placeholders for log probabilities, if they are wanted.
     fields: Map<String, Value>,
@@ -367,9 +385,13 @@ impl Serialize for Meta<'_> {
         for (name, value) in &self.fields {
             match name.as_str() {
                 "output_token_logprobs" => {
-                    object.serialize_entry(name, &triples(self.tokenizer, self.shown))?
+                    object.serialize_entry(name, &triples(self.tokenizer, self.shown, false))?
                 }
-                "output_top_logprobs" => object.serialize_entry(name, &top_triples(self.shown))?,
+                "output_top_logprobs" => object.serialize_entry(name, &top_triples(self.shown, false))?,
+                "input_token_logprobs" => {
+                    object.serialize_entry(name, &triples(self.tokenizer, self.prompt, true))?
+                }
+                "input_top_logprobs" => object.serialize_entry(name, &top_triples(self.prompt, true))?,
                 _ => object.serialize_entry(name, value)?,
             }
         }
@@ -392,7 +414,7 @@ mod tests {
             let top = vec![TopToken { token: 65, logprob: -1.5 }; 20];
             let token = Token { token: 66, logprob: Some(-0.5), top };
             let shown = if logprobs { vec![Shown::at_the_beginning(token)] } else { Vec::new() };
-            let delta = Delta { text: "word ".into(), shown, tokens: vec![12345] };
+            let delta = Delta { text: "word ".into(), shown, tokens: vec![12345], ..Delta::default() };
             for event in shape.on_delta(0, &tokenizer, delta) {
                 let Event::Written { json, .. } = event else { panic!("a value") };
                 last = json.len();

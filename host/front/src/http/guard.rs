@@ -34,7 +34,7 @@ pub(super) async fn guard(State(entrance): State<Arc<Entrance>>, request: Reques
     // Pages of other origins may not use the operators' endpoints.
     let page = (!is_of_operators(path)).then(|| cors::page(&identities.origins, headers)).flatten();
     if page.is_some() && cors::is_question(request.method(), headers) && is_addressed(hosts, host).is_ok() {
-        return cors::permit(cors::answer(), page);
+        return cors::permit(cors::answer(headers, identities.tenant_header.as_ref()), page);
     }
     let is_page = match page {
         Some(_) => Ok(()),

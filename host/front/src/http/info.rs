@@ -9,6 +9,7 @@ use super::error::ApiError;
 use super::guard::is_operator;
 use super::{App, Shared, json as json_response};
 use crate::identity::Caller;
+use crate::text::CallFormat;
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -58,6 +59,17 @@ fn paths(app: &App, caller: Option<&Caller>) -> (String, String) {
     (model, tokenizer)
 }
 
+/// SGLang's name of the parser for calls of this format, if it has one.
+fn tool_call_parser(format: CallFormat) -> Option<&'static str> {
+    match format {
+        CallFormat::Hermes => Some("hermes"),
+        CallFormat::Llama => Some("llama3"),
+        CallFormat::Pythonic => Some("pythonic"),
+        CallFormat::Qwen3Coder => Some("qwen3_coder"),
+        CallFormat::Gemma | CallFormat::FunctionGemma => None,
+    }
+}
+
 /// `/model_info` and `/get_model_info`, in SGLang's form. SGLang's benchmark loads the tokenizer that the answer names.
 pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let (model_path, tokenizer_path) = paths(&app, caller.as_deref());
@@ -68,6 +80,9 @@ pub(super) async fn model_info(State(app): Shared, caller: Option<Extension<Call
         "is_generation": true,
         "preferred_sampling_params": null,
         "weight_version": "default",
+        // Its parser of this name reads thoughts between the same marks.
+        "reasoning_parser": app.text.dialect.thinks.then_some("qwen3"),
+        "tool_call_parser": app.text.calls().and_then(tool_call_parser),
         "has_image_understanding": false,
         "has_audio_understanding": false,
     }))

@@ -29,14 +29,16 @@ fn name(bytes: &[u8]) -> String {
 
 /// A list of JSON with an entry for each token, written one at a time.
 pub(super) struct Each<'a, F> {
-    shown: &'a [Shown],
+    /// The tokens of the prompt, if they are told of, and those of the answer.
+    shown: [&'a [Shown]; 2],
     entry: F,
 }
 
 impl<F: Fn(&Shown) -> Value> Serialize for Each<'_, F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(Some(self.shown.len()))?;
-        self.shown.iter().try_for_each(|shown| list.serialize_element(&(self.entry)(shown)))?;
+        let mut list = serializer.serialize_seq(Some(self.shown.iter().map(|part| part.len()).sum()))?;
+        let mut all = self.shown.iter().copied().flatten();
+        all.try_for_each(|shown| list.serialize_element(&(self.entry)(shown)))?;
         list.end()
     }
 }
@@ -44,7 +46,11 @@ impl<F: Fn(&Shown) -> Value> Serialize for Each<'_, F> {
 /// The completions shape: parallel lists.
 pub(super) struct OfCompletion<'a> {
     pub tokenizer: &'a dyn Tokenizer,
+    /// The tokens of the prompt, if the answer begins with them.
+    pub prompt: &'a [Shown],
     pub shown: &'a [Shown],
+    /// Characters of the prompt before the answer's text.
+    pub behind: usize,
 }
 
 impl Serialize for OfCompletion<'_> {
@@ -53,22 +59,32 @@ impl Serialize for OfCompletion<'_> {
         let top = |entry: &Shown| {
             let mut top: Map<String, Value> =
                 entry.token.top.iter().map(|top| (text(top.token), json!(number(top.logprob)))).collect();
-            // The sampled token is always among them, so there may be one more than requested.
-            if let Some(logprob) = entry.token.logprob {
-                top.entry(text(entry.token.token)).or_insert(json!(number(logprob)));
-            }
+            // Nothing is before the first token of a prompt.
+            let Some(logprob) = entry.token.logprob else { return Value::Null };
+            // The token itself is always among them, so there may be one more than requested.
+            top.entry(text(entry.token.token)).or_insert(json!(number(logprob)));
             Value::Object(top)
         };
-        let shown = self.shown;
+        let shown = [self.prompt, self.shown];
         let mut object = serializer.serialize_map(Some(4))?;
         let entry = |shown: &Shown| Value::from(text(shown.token.token));
         object.serialize_entry("tokens", &Each { shown, entry })?;
         let entry = |shown: &Shown| json!(shown.token.logprob.map(number));
         object.serialize_entry("token_logprobs", &Each { shown, entry })?;
         object.serialize_entry("top_logprobs", &Each { shown, entry: top })?;
-        let entry = |shown: &Shown| Value::from(shown.offset);
-        object.serialize_entry("text_offset", &Each { shown, entry })?;
+        object.serialize_entry("text_offset", &Offsets(self))?;
         object.end()
+    }
+}
+
+/// Where each token's text begins, in characters.
+struct Offsets<'a>(&'a OfCompletion<'a>);
+
+impl Serialize for Offsets<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let OfCompletion { prompt, shown, behind, .. } = self.0;
+        let of_prompt = prompt.iter().map(|shown| shown.offset);
+        serializer.collect_seq(of_prompt.chain(shown.iter().map(|shown| behind + shown.offset)))
     }
 }
 
@@ -87,7 +103,7 @@ pub(super) fn list<'a>(
             shown.token.top.iter().map(|top| entry(top.token, Some(top.logprob))).collect();
         item
     };
-    Each { shown, entry }
+    Each { shown: [&[], shown], entry }
 }
 
 /// The chat shape: `{"content": [...]}`.
@@ -104,24 +120,34 @@ impl Serialize for OfChat<'_> {
     }
 }
 
-/// SGLang's `output_token_logprobs`: `[logprob, id, text]` for each token.
+/// SGLang's `output_token_logprobs` and `input_token_logprobs`: `[logprob, id, text]` for each token. `unscored`: the first token has
+/// `null`, as SGLang's prompts have from wherever they are told.
 pub(super) fn triples<'a>(
     tokenizer: &'a dyn Tokenizer,
     shown: &'a [Shown],
+    unscored: bool,
 ) -> Each<'a, impl Fn(&Shown) -> Value + use<'a>> {
-    let entry = |Shown { token, .. }: &Shown| {
+    let first = shown.first().filter(|_first| unscored);
+    let entry = move |entry: &Shown| {
+        let Shown { token, .. } = entry;
+        let logprob = token
+            .logprob
+            .map(number)
+            .filter(|_logprob| !first.is_some_and(|first| std::ptr::eq(first, entry)));
         let bytes = tokenizer.token_bytes(token.token);
-        json!([token.logprob, token.token, String::from_utf8_lossy(&bytes)])
+        json!([logprob, token.token, String::from_utf8_lossy(&bytes)])
     };
-    Each { shown, entry }
+    Each { shown: [&[], shown], entry }
 }
 
-/// SGLang's `output_top_logprobs`: a list of `[logprob, id, null]` for each token.
-pub(super) fn top_triples(shown: &[Shown]) -> Each<'_, impl Fn(&Shown) -> Value> {
-    let entry = |Shown { token, .. }: &Shown| {
-        token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect()
+/// SGLang's `output_top_logprobs` and `input_top_logprobs`: a list of `[logprob, id, null]` for each token.
+pub(super) fn top_triples(shown: &[Shown], unscored: bool) -> Each<'_, impl Fn(&Shown) -> Value> {
+    let first = shown.first().filter(|_first| unscored);
+    let entry = move |entry: &Shown| match first.is_some_and(|first| std::ptr::eq(first, entry)) {
+        true => Value::Null,
+        false => entry.token.top.iter().map(|top| json!([number(top.logprob), top.token, null])).collect(),
     };
-    Each { shown, entry }
+    Each { shown: [&[], shown], entry }
 }
 
 /// An object of which one field is written from elsewhere: `object` has a placeholder in its place.
@@ -163,8 +189,8 @@ mod tests {
             let (tokenizer, shown) = (&tokenizer, &delta.shown[..]);
             let lengths = [
                 written(&OfChat { tokenizer, shown }).len(),
-                written(&OfCompletion { tokenizer, shown }).len(),
-                written(&triples(tokenizer, shown)).len() + written(&top_triples(shown)).len(),
+                written(&OfCompletion { tokenizer, prompt: &[], shown, behind: 0 }).len(),
+                written(&triples(tokenizer, shown, false)).len() + written(&top_triples(shown, false)).len(),
             ];
             let counted = delta.memory(tokenizer);
             assert!(lengths.iter().all(|length| *length <= counted), "{lengths:?}, {counted} counted");

@@ -111,6 +111,9 @@ pub(super) fn written(answer: &impl Serialize) -> String {
     serde_json::to_string(answer).unwrap_or_default()
 }
 
+/// Bytes of a token of a prompt with its log probability, and of each likeliest token beside it, while they are collected.
+const SCORED: usize = 64;
+const LIKELIEST: usize = 16;
 /// Bytes of deltas from which on writing them as JSON counts as long work.
 const LONG: usize = 64 << 10;
 
@@ -202,6 +205,7 @@ pub(super) async fn serve<S: Shape>(
         let mut settings = prepared.shape.memory();
         for Item { prompt, ask } in &prepared.items {
             settings += ask.check_for(ask.candidates())? + size_of_val(&prompt[..]);
+            settings += ask.scores.map_or(0, |top| prompt.len() * (SCORED + LIKELIEST * top as usize));
         }
         // Grammars compile without a permit for work on text, because other requests need the permits. Meanwhile the body's bytes
         // count, and what the prompts and settings have beyond that.
@@ -243,7 +247,12 @@ pub(super) async fn serve<S: Shape>(
         let (prompt, pages) = (Arc::new(prompt), Pages::default());
         for candidate in 0..ask.candidates() {
             let Some(place) = places.pop() else { break };
-            let ask = ask.candidate(candidate);
+            let mut ask = ask.candidate(candidate);
+            let is_scored = ask.scores.is_some();
+            if candidate > 0 {
+                // The first candidate brings the log probabilities of the prompt for all.
+                ask.scores = None;
+            }
             let number = answers.len();
             let request_id = if number == 0 { id.0.clone() } else { format!("{}-{number}", id.0) };
             let job =
@@ -252,8 +261,8 @@ pub(super) async fn serve<S: Shape>(
             let tokenizer = Arc::clone(&app.text.tokenizer);
             let metrics = Arc::clone(&app.metrics);
             let no_cache = ask.no_cache;
-            let mut answer = Answer::new(generation, tokenizer, ask, prompt.len(), record.arrived(), metrics);
-            if candidate > 0 && !no_cache {
+            let mut answer = Answer::new(generation, tokenizer, ask, &prompt, record.arrived(), metrics);
+            if candidate > 0 && (is_scored || !no_cache) {
                 answer = answer.after(&answers[leader]);
             }
             answers.push(answer);

@@ -29,6 +29,9 @@ pub(super) fn drawn_seed() -> Result<u64, ApiError> {
     Ok(bits >> 12)
 }
 
+/// The seed that stands for none, as in vLLM.
+const NO_SEED: i64 = -1;
+
 /// Takes the settings. `seed` is the name of the seed's field, and `ends` are all tokens that may end the answer.
 #[expect(clippy::cast_possible_truncation, reason = "f32 is what sampling computes in")]
 pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -> Result<Sampling, ApiError> {
@@ -44,8 +47,8 @@ pub(super) fn take(app: &App, fields: &mut Fields, seed: &str, ends: Vec<u32>) -
     let least = least.or(fields.integer("min_new_tokens", 0..=i64::from(u32::MAX))?).unwrap_or(0);
     let min_tokens = u32::try_from(least).unwrap_or(0);
     let seed = match fields.integer(seed, i64::MIN..=i64::MAX)? {
+        None | Some(NO_SEED) => drawn_seed()?,
         Some(seed) => seed.cast_unsigned(),
-        None => drawn_seed()?,
     };
     Ok(Sampling {
         temperature: temperature as f32,

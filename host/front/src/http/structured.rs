@@ -34,6 +34,9 @@ const GUIDED: [(&str, &str); 5] = [
 
 /// Takes all fields of structure. At most one may limit the answer.
 ///
+/// An empty value is no value only where clients send it for none. Elsewhere it would be a limit that is dropped silently, so it is
+/// refused, as vLLM and OpenAI refuse it. The schema `{}` allows any JSON, and nothing else.
+///
 /// # Errors
 /// When a field is wrong, or when a second field has a value.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<Named>, ApiError> {
@@ -51,11 +54,12 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Named>, ApiError> {
     let given = fields.take("structured_outputs");
     add("structured_outputs", structured_outputs(fields, given)?)?;
     for (name, kind) in GUIDED {
-        let given = fields.take(name).filter(|value| !empty(value));
+        let given = fields.take(name).filter(|value| kind != "json_object" || value != &Value::Bool(false));
         add(name, given.map(|value| of_kind(name, kind, &value)).transpose()?)?;
     }
     for (name, kind) in [("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")] {
-        let given = fields.take(name).filter(|value| !empty(value));
+        // SGLang's clients send an empty text for none.
+        let given = fields.take(name).filter(|value| value != "");
         add(name, given.map(|value| of_kind(name, kind, &value)).transpose()?)?;
     }
     for name in ["guided_whitespace_pattern", "structural_tag"] {
@@ -133,7 +137,7 @@ fn refusal(name: &str, error: &GrammarError) -> ApiError {
 /// OpenAI's format: `{"type": "json_schema", "json_schema": {"name", "schema", "strict"}}`, or without the inner object. The
 /// answer follows the schema whether or not it is strict.
 fn response_format(name: &str, given: Option<Value>) -> Result<Option<Source>, ApiError> {
-    let Some(given) = given.filter(|value| !empty(value)) else { return Ok(None) };
+    let Some(given) = given else { return Ok(None) };
     let wrong = || {
         let schema = match name {
             "response_format" => "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": …}}",
@@ -166,7 +170,6 @@ fn structured_outputs(fields: &Fields, given: Option<Value>) -> Result<Option<So
     let name = "structured_outputs";
     let mut given = match given {
         None => return Ok(None),
-        Some(Value::Object(given)) if given.is_empty() => return Ok(None),
         Some(Value::Object(given)) => given,
         Some(other) => return Err(fields.wrong(name, "a JSON object", &other)),
     };
@@ -249,6 +252,12 @@ mod tests {
         for (body, source) in [
             ("{}".to_owned(), None),
             (r#"{"response_format":{"type":"text"},"regex":"","guided_json":null}"#.into(), None),
+            (
+                r#"{"json_schema":"","ebnf":"","guided_json_object":false,"structured_outputs":null}"#.into(),
+                None,
+            ),
+            (r#"{"guided_json":{}}"#.into(), Some(Source::json_schema(&Value::Object(Map::new())))),
+            (r#"{"json_schema":{}}"#.into(), Some(Source::json_schema(&Value::Object(Map::new())))),
             (r#"{"response_format":{"type":"json_object"}}"#.into(), Some(Source::json_object())),
             (
                 format!(
@@ -282,6 +291,15 @@ mod tests {
                 "response_format must be",
             ),
             (r#"{"structured_outputs":{"json":{},"regex":"a"}}"#, "exactly one of"),
+            (r#"{"structured_outputs":{}}"#, "exactly one of"),
+            (r#"{"structured_outputs":{"choice":[]}}"#, "needs at least one text"),
+            (r#"{"response_format":{}}"#, "response_format must be"),
+            (r#"{"response_format":[]}"#, "response_format must be"),
+            (r#"{"guided_choice":[]}"#, "needs at least one text"),
+            (r#"{"guided_grammar":""}"#, "the grammar is empty"),
+            (r#"{"guided_regex":""}"#, "the regular expression is empty"),
+            (r#"{"guided_json":""}"#, "the JSON schema is empty"),
+            (r#"{"guided_json":{},"regex":"a"}"#, "both limit the answer"),
             (r#"{"structured_outputs":{"json_object":false}}"#, "must be true"),
             (r#"{"structured_outputs":{"structural_tag":"x"}}"#, "not known here"),
             (r#"{"guided_choice":["a",1]}"#, "a list of texts"),

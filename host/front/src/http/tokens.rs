@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
-use host_wire::clock;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -12,6 +11,8 @@ use super::ask::{MOST_ANSWERS, check_model, in_time};
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
+use super::record::Record;
+use super::tools::{Spelling, Tools};
 use super::{App, Shared, json_text, prompt};
 use crate::identity::Caller;
 use crate::text::{Specials, Tokenizer};
@@ -24,7 +25,7 @@ pub(super) async fn tokenize(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    on_text(&app, &caller, request, tokens_of).await
+    on_text(&app, "/tokenize", &caller, request, tokens_of).await
 }
 
 pub(super) async fn detokenize(
@@ -32,17 +33,19 @@ pub(super) async fn detokenize(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    on_text(&app, &caller, request, text_of).await
+    on_text(&app, "/detokenize", &caller, request, text_of).await
 }
 
 /// Reads a body, and answers with the result of `work`, which runs on the threads for text. It gets the longest text that a template
-/// may make in its turn.
+/// may make in its turn. Counts the outcome however the request ends. `endpoint` is the path without `/v1`.
 async fn on_text(
     app: &Arc<App>,
+    endpoint: &'static str,
     caller: &Caller,
     request: Request,
     work: fn(&App, &[u8], usize) -> Result<String, ApiError>,
 ) -> Result<Response, ApiError> {
+    let mut record = Record::new(Arc::clone(&app.metrics), endpoint, app.log_requests);
     let answered = async {
         let (body, sent) = app.body(&caller.client, request).await?;
         // Takes a place, as generation does: so waiting requests are counted one by one, however short they are.
@@ -55,7 +58,12 @@ async fn on_text(
         drop((text, place));
         Ok(json_text(done))
     };
-    in_time(app, clock::now(), None, answered).await
+    let answered = in_time(app, record.arrived(), None, answered).await;
+    match &answered {
+        Ok(_) => record.ok(),
+        Err(error) => record.failed(error),
+    }
+    answered
 }
 
 /// Whether one of the two endpoints would answer a body.
@@ -75,10 +83,11 @@ struct Tokens<'a> {
 
 /// An answer of `/tokenize` for several prompts.
 #[derive(Serialize)]
-struct AllTokens {
+struct AllTokens<'a> {
     count: Vec<usize>,
     max_model_len: Option<u32>,
-    tokens: Vec<Vec<u32>>,
+    token_strs: Option<Vec<Names<'a>>>,
+    tokens: &'a [Vec<u32>],
 }
 
 /// The texts that tokens stand for, as a list.
@@ -109,7 +118,6 @@ fn written(answer: &impl Serialize) -> Result<String, ApiError> {
 fn tokens_of(app: &App, body: &[u8], most_text: usize) -> Result<String, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
-    fields.refuse_unless("tools", empty)?;
     fields.refuse_unless("continue_final_message", empty)?;
     let names = fields.boolean("return_token_strs")?.unwrap_or(false);
     let special = fields.boolean("add_special_tokens")?;
@@ -118,10 +126,17 @@ fn tokens_of(app: &App, body: &[u8], most_text: usize) -> Result<String, ApiErro
         let token_strs = names.then_some(Names { tokenizer: &*app.text.tokenizer, tokens });
         written(&Tokens { count: tokens.len(), max_model_len, token_strs, tokens })
     };
-    match fields.take("prompt") {
+    let given = fields.take("prompt");
+    if given.is_some() && fields.get("tools").is_some_and(|tools| !empty(tools)) {
+        let message = "tools reach the model through its chat template: send messages in the place of prompt";
+        return Err(ApiError::field("tools", message));
+    }
+    let tools = Tools::take(app, &mut fields, Spelling::Nested)?;
+    match given {
         None => {
             // The template writes the special tokens.
-            let conversation = Conversation::take(&mut fields)?;
+            let mut conversation = Conversation::take(&mut fields)?;
+            conversation.offer(tools.as_ref());
             let tokens = conversation.tokens(app, special.unwrap_or(false), most_text)?;
             fields.refuse_rest(|_| None)?;
             one(&tokens)
@@ -139,7 +154,10 @@ fn tokens_of(app: &App, body: &[u8], most_text: usize) -> Result<String, ApiErro
                 all.push(prompt::encode(app, text, special.unwrap_or(true))?);
             }
             fields.refuse_rest(|_| None)?;
-            written(&AllTokens { count: all.iter().map(Vec::len).collect(), max_model_len, tokens: all })
+            let tokenizer = &*app.text.tokenizer;
+            let token_strs = names.then(|| all.iter().map(|tokens| Names { tokenizer, tokens }).collect());
+            let count = all.iter().map(Vec::len).collect();
+            written(&AllTokens { count, max_model_len, token_strs, tokens: &all })
         }
         Some(other) => {
             Err(fields.wrong("prompt", format!("a string or a list of up to {MOST_ANSWERS} strings"), &other))

@@ -69,12 +69,16 @@ pub struct Abilities {
     pub shaping: bool,
     /// A grammar.
     pub grammars: bool,
+    /// Log probabilities of the prompt. They are found by the worker that computes prompts.
+    pub scores: bool,
 }
 
 impl Abilities {
     /// Whether a worker has them.
     pub(super) fn are_had_by(self, worker: &Chosen) -> bool {
-        (!self.shaping || worker.protocol.knows_shaping()) && (!self.grammars || worker.grammars)
+        (!self.shaping || worker.protocol.knows_shaping())
+            && (!self.grammars || worker.grammars)
+            && (!self.scores || worker.scores)
     }
 }
 
@@ -318,6 +322,7 @@ impl WorkerTable {
             page_tokens: info.identity.as_ref().map_or(1, |identity| identity.page_tokens),
             protocol,
             grammars: info.grammars,
+            scores: info.scores,
             channel: channel(&info.address, &self.terms.credentials)?,
         };
         let refused = self.refusals(Some((&info, role)));
@@ -390,10 +395,13 @@ impl WorkerTable {
     /// Notes that a request has left its workers.
     pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
         self.accounts.ended(room, now);
-        for instance in instances {
-            if let Some(entry) = self.workers.get_mut(instance) {
-                entry.in_flight = entry.in_flight.saturating_sub(1);
-            }
+        instances.iter().for_each(|instance| self.left_out(*instance));
+    }
+
+    /// Notes that a worker has no part in a request that it was chosen for.
+    pub fn left_out(&mut self, instance: Instance) {
+        if let Some(entry) = self.workers.get_mut(&instance) {
+            entry.in_flight = entry.in_flight.saturating_sub(1);
         }
     }
 

@@ -10,7 +10,7 @@ use host_wire::clock;
 use host_wire::endpoint::is_unconnected;
 use host_wire::proto::generate_event::Event as WireEvent;
 use host_wire::proto::worker_client::WorkerClient;
-use host_wire::proto::{Began, Finished, GenerateEvent, GenerateRequest, Peer, Token};
+use host_wire::proto::{Began, Finished, GenerateEvent, GenerateRequest, Peer, Scores, Token};
 use tonic::Status;
 
 use super::{Failure, ServedBy};
@@ -60,6 +60,7 @@ impl Leg {
                 Some(Ok(GenerateEvent { event: Some(event) })) => match event {
                     WireEvent::Began(began) => Step::Began(began),
                     WireEvent::Token(token) => Step::Token(token),
+                    WireEvent::Scores(scores) => Step::Scores(scores),
                     WireEvent::Finished(finished) => Step::Finished(finished),
                     // This worker gets no requests until its next heartbeat, which says that it drains.
                     WireEvent::Failed(event) if event.code == SHUTTING_DOWN => {
@@ -97,6 +98,7 @@ impl Leg {
 pub(super) enum Step {
     Began(Began),
     Token(Token),
+    Scores(Scores),
     Finished(Finished),
     Failed {
         leg: Instance,
@@ -164,7 +166,7 @@ impl Attempt {
                     step = self.decode.next() => step,
                     step = prefill.next() => {
                         match step {
-                            Step::Token(_) | Step::Began(_) => {}
+                            Step::Token(_) | Step::Began(_) | Step::Scores(_) => {}
                             Step::Finished(_) => self.prefill = None,
                             // Decode has the KV of the whole prompt once it answers, so prefill is not needed any more.
                             Step::Failed { leg, failure, suspect, .. } if self.first_token => {

@@ -106,7 +106,7 @@ async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
     let served = clock::timeout(PATIENCE, async {
         loop {
             match attempt.next().await {
-                Step::Began(_) | Step::Token(_) => {}
+                Step::Began(_) | Step::Token(_) | Step::Scores(_) => {}
                 Step::Finished(_) => return Ok(()),
                 Step::Failed { failure, .. } => return Err(failure.to_string()),
             }

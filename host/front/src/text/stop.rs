@@ -116,6 +116,30 @@ impl StopMatcher {
                 return std::mem::take(&mut self.held);
             }
         }
+        self.safe()
+    }
+
+    /// Takes text within which no stop string ends the answer. One that begins in it may end behind it. Returns the text that is safe to
+    /// show.
+    pub fn pass(&mut self, text: &str) -> String {
+        if self.stopped() {
+            return String::new();
+        }
+        self.held.push_str(text);
+        for byte in text.bytes() {
+            if self.read(byte).is_some() {
+                for (stop, begun) in self.stops.0.iter().zip(&mut self.begun) {
+                    if *begun as usize == stop.text.len() {
+                        *begun = stop.borders[*begun as usize - 1];
+                    }
+                }
+            }
+        }
+        self.safe()
+    }
+
+    /// The held text that begins no stop string.
+    fn safe(&mut self) -> String {
         let keep = self.begun.iter().max().map_or(0, |begun| *begun as usize);
         self.held.drain(..self.held.len() - keep).collect()
     }
@@ -170,6 +194,24 @@ mod tests {
             (&[], &["all"], "all", false),
         ] {
             assert_eq!(cut(stops, pieces), (shown.to_owned(), stopped), "{stops:?} in {pieces:?}");
+        }
+    }
+
+    #[test]
+    fn a_stop_string_that_is_complete_in_passed_text_ends_nothing_and_one_that_ends_behind_it_does() {
+        for (passed, pushed, shown, stopped) in [
+            ("one STOP", " two", "one STOP two", false),
+            ("one STOP", " STOP two", "one STOP ", true),
+            ("one STO", "P two", "one ", true),
+            ("aab", "aab", "aab", true),
+            ("aaba", "ab", "aab", true),
+            ("STOPSTOPST", "OP", "STOPSTOP", true),
+        ] {
+            let mut matcher = StopMatcher::new(vec!["STOP".to_owned(), "aab".to_owned()]);
+            let mut found = matcher.pass(passed);
+            found.push_str(&matcher.push(pushed));
+            found.push_str(&matcher.finish());
+            assert_eq!((found.as_str(), matcher.stopped()), (shown, stopped), "{passed:?}, {pushed:?}");
         }
     }
 

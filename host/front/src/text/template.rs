@@ -174,68 +174,119 @@ impl io::Write for Prompt {
     }
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`. The built-in filter escapes HTML and writes no spaces, which a
-/// model would notice.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`. The built-in filter escapes HTML and
+/// writes no spaces, which a model would notice.
 fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
+    let style = Style::of(&options)?;
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     if value.kind() == ValueKind::Undefined {
         return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
     }
     let json = serde_json::to_value(&value).map_err(failed)?;
     let mut text = String::new();
-    write_python(&json, indent, 0, &mut text)?;
+    style.write(&json, 0, &mut text)?;
     Ok(Value::from_safe_string(text))
 }
 
-/// Writes a value as [`tojson`] does. Indentation may make a text much longer than the value.
-///
-/// # Errors
-/// When the text has more than [`LONGEST_PROMPT`] bytes.
-fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) -> Result<(), Error> {
-    let line = |text: &mut String, depth: usize| {
-        let spaces = indent.unwrap_or(0).saturating_mul(depth);
+/// How [`tojson`] writes a value.
+struct Style {
+    /// Spaces of each level. If absent, all is on one line.
+    indent: Option<usize>,
+    /// The text between two items.
+    comma: String,
+    /// The text behind a key.
+    colon: String,
+    /// Whether the keys of an object are in the order of their characters.
+    sorts: bool,
+}
+
+impl Style {
+    /// # Errors
+    /// When an option has a value that Python would refuse.
+    fn of(options: &Kwargs) -> Result<Self, Error> {
+        let indent: Option<usize> = options.get("indent")?;
+        let sorts: Option<Value> = options.get("sort_keys")?;
+        let separators: Option<Value> = options.get("separators")?;
+        let (comma, colon) = match separators {
+            Some(given) => separators_of(&given)?,
+            // A line needs no space at its end.
+            None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+            None => (", ".to_owned(), ": ".to_owned()),
+        };
+        Ok(Self { indent, comma, colon, sorts: sorts.is_some_and(|sorts| sorts.is_true()) })
+    }
+
+    /// Writes a value that is so deep in others. Indentation may make a text much longer than the value.
+    ///
+    /// # Errors
+    /// When the text has more than [`LONGEST_PROMPT`] bytes.
+    fn write(&self, json: &Json, depth: usize, text: &mut String) -> Result<(), Error> {
+        match json {
+            Json::Array(items) if !items.is_empty() => {
+                text.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    if index > 0 {
+                        text.push_str(&self.comma);
+                    }
+                    self.line(depth + 1, text)?;
+                    self.write(item, depth + 1, text)?;
+                }
+                self.line(depth, text)?;
+                text.push(']');
+            }
+            Json::Object(fields) if !fields.is_empty() => {
+                let mut fields: Vec<(&String, &Json)> = fields.iter().collect();
+                if self.sorts {
+                    // UTF-8 has the order of the characters.
+                    fields.sort_unstable_by_key(|(name, _)| *name);
+                }
+                text.push('{');
+                for (index, (name, value)) in fields.into_iter().enumerate() {
+                    if index > 0 {
+                        text.push_str(&self.comma);
+                    }
+                    self.line(depth + 1, text)?;
+                    text.push_str(&Json::from(name.as_str()).to_string());
+                    text.push_str(&self.colon);
+                    self.write(value, depth + 1, text)?;
+                }
+                self.line(depth, text)?;
+                text.push('}');
+            }
+            other => text.push_str(&other.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Begins a line for a value that is so deep in others, if values have lines.
+    ///
+    /// # Errors
+    /// When the text becomes too long.
+    fn line(&self, depth: usize, text: &mut String) -> Result<(), Error> {
+        let spaces = self.indent.unwrap_or(0).saturating_mul(depth);
         if text.len().saturating_add(spaces) > LONGEST_PROMPT {
             let message = format!("tojson writes more than {LONGEST_PROMPT} bytes");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
-        if indent.is_some() {
+        if self.indent.is_some() {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', spaces));
         }
         Ok(())
-    };
-    let comma = if indent.is_some() { "," } else { ", " };
-    match json {
-        Json::Array(items) if !items.is_empty() => {
-            text.push('[');
-            for (index, item) in items.iter().enumerate() {
-                if index > 0 {
-                    text.push_str(comma);
-                }
-                line(text, depth + 1)?;
-                write_python(item, indent, depth + 1, text)?;
-            }
-            line(text, depth)?;
-            text.push(']');
-        }
-        Json::Object(fields) if !fields.is_empty() => {
-            text.push('{');
-            for (index, (name, value)) in fields.iter().enumerate() {
-                if index > 0 {
-                    text.push_str(comma);
-                }
-                line(text, depth + 1)?;
-                text.push_str(&Json::from(name.as_str()).to_string());
-                text.push_str(": ");
-                write_python(value, indent, depth + 1, text)?;
-            }
-            line(text, depth)?;
-            text.push('}');
-        }
-        other => text.push_str(&other.to_string()),
     }
-    Ok(())
+}
+
+/// The texts between two items and behind a key.
+///
+/// # Errors
+/// When the value is not two texts.
+fn separators_of(given: &Value) -> Result<(String, String), Error> {
+    let values: Vec<Value> = given.try_iter()?.take(3).collect();
+    let texts: Vec<Option<&str>> = values.iter().map(Value::as_str).collect();
+    match texts[..] {
+        [Some(comma), Some(colon)] => Ok((comma.to_owned(), colon.to_owned())),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "the separators of tojson are not two texts")),
+    }
 }
 
 #[cfg(test)]
@@ -271,6 +322,30 @@ mod tests {
             r#"[{"b": 1, "a": ["<é>", null, true, 1.5]}, {}]"#
         );
         assert_eq!(render("{{ messages[1:] | tojson(indent=2) }}", &messages).unwrap(), "[\n  {}\n]");
+    }
+
+    #[test]
+    fn tojson_takes_the_separators_and_the_order_of_keys_as_python_does() {
+        // What `json.dumps(…, ensure_ascii=False)` of Python 3 writes with these options.
+        let messages = json!([{"é": 1, "b": [2, {"d": 3, "c": 4}], "B": {}}]);
+        for (options, text) in [
+            ("sort_keys=true", r#"[{"B": {}, "b": [2, {"c": 4, "d": 3}], "é": 1}]"#),
+            ("sort_keys=False", r#"[{"é": 1, "b": [2, {"d": 3, "c": 4}], "B": {}}]"#),
+            ("separators=(',', ':')", r#"[{"é":1,"b":[2,{"d":3,"c":4}],"B":{}}]"#),
+            ("separators=[',', ': '], sort_keys=True", r#"[{"B": {},"b": [2,{"c": 4,"d": 3}],"é": 1}]"#),
+            ("separators=none", r#"[{"é": 1, "b": [2, {"d": 3, "c": 4}], "B": {}}]"#),
+            (
+                "indent=1, separators=(', ', ':'), sort_keys=true",
+                "[\n {\n  \"B\":{}, \n  \"b\":[\n   2, \n   {\n    \"c\":4, \n    \"d\":3\n   }\n  ], \n  \"é\":1\n }\n]",
+            ),
+        ] {
+            let source = format!("{{{{ messages | tojson({options}) }}}}");
+            assert_eq!(render(&source, &messages).unwrap(), text, "{options}");
+        }
+        for options in ["separators=(',',)", "separators=(',', 1)", "separators=3"] {
+            let source = format!("{{{{ messages | tojson({options}) }}}}");
+            assert!(render(&source, &messages).is_err(), "{options}");
+        }
     }
 
     #[test]

@@ -158,6 +158,16 @@ async fn stop_strings_end_the_answer_across_tokens_and_the_worker_is_told_that_i
 }
 
 #[tokio::test]
+async fn stop_strings_within_the_first_tokens_do_not_end_an_answer_that_must_be_longer() {
+    let (front, _prefill, _decode) = Front::with_pair(says("a.b.c.d")).await;
+    for (least, text) in [(0, "a"), (1, "a"), (2, "a.b"), (4, "a.b.c"), (7, "a.b.c.d")] {
+        let body = json!({"prompt": "p", "max_tokens": 9, "min_tokens": least, "stop": "."});
+        let answer = front.post(PATH, &body).await.json().await;
+        assert_eq!(answer["choices"][0]["text"], text, "{least}");
+    }
+}
+
+#[tokio::test]
 async fn text_that_only_looked_like_a_stop_string_is_shown() {
     let (front, _prefill, _decode) = Front::with_pair(says("one TW")).await;
     let answer = front.post(PATH, &json!({"prompt": "p", "stop": "TWO"})).await.json().await;

@@ -10,7 +10,7 @@ use host_wire::proto::worker_server::{Worker, WorkerServer};
 use host_wire::proto::{
     CacheNews, DeliverReply, DeliverRequest, DrainReply, DrainRequest, EndAnswerReply, EndAnswerRequest,
     Failed, Finished, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest,
-    HandshakeReply, HandshakeRequest, KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
+    HandshakeReply, HandshakeRequest, KvIdentity, Scores, Token, TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt as _;
@@ -195,6 +195,7 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
         grammars: true,
+        scores: true,
         protocol: host_wire::protocol::NEWEST,
         protocol_oldest: host_wire::protocol::OLDEST,
         metrics: String::new(),
@@ -223,6 +224,7 @@ impl Worker for Service {
         if let Some(Step::Status(code)) = steps.first() {
             return Err(Status::new(*code, "scripted"));
         }
+        let scores = request.scores.is_some().then(|| prompt_scores(&request));
         // The channel holds one event, so that the worker notices a client that hangs up.
         let (sender, receiver) = mpsc::channel(1);
         let count = self.count.clone();
@@ -230,6 +232,11 @@ impl Worker for Service {
         tokio::spawn(async move {
             let mut sent = 0;
             let room = request.room;
+            for scores in scores.into_iter().flatten() {
+                if sender.send(Ok(GenerateEvent { event: Some(Event::Scores(scores)) })).await.is_err() {
+                    return;
+                }
+            }
             for step in steps {
                 let step = if ended.borrow().contains(&room) { Step::Finish("stop") } else { step };
                 let event = match step {
@@ -307,6 +314,22 @@ impl Worker for Service {
     ) -> Result<Response<Self::FollowCacheStream>, Status> {
         Err(Status::unimplemented("a fake worker has no cache"))
     }
+}
+
+/// The log probabilities of a prompt in two parts, which overlap as after a preemption: the token at position p has -p, and the
+/// likeliest tokens are the ids after it.
+fn prompt_scores(request: &GenerateRequest) -> [Scores; 2] {
+    let count = request.scores.unwrap_or(0);
+    let scored = |position: usize| {
+        let token = request.prompt[position];
+        let top = (1..=count).map(|rank| TopToken { token: (token + rank) % 256, logprob: -0.5 });
+        Token { token, logprob: Some(-(position as f32)), top: top.collect() }
+    };
+    let part =
+        |from: usize, end: usize| Scores { first: from as u32, tokens: (from..end).map(scored).collect() };
+    let length = request.prompt.len();
+    let middle = (length / 2).max(1);
+    [part(1, middle), part(1, length)]
 }
 
 /// Log probabilities that a test can predict: the sampled token has -0.5, and the k likeliest tokens are this one and the ids

@@ -19,6 +19,7 @@ mod kept;
 mod many;
 mod operators;
 mod responses;
+mod scores;
 mod serving;
 mod stopping;
 mod tools;

@@ -446,6 +446,7 @@ async fn what_it_has_not_is_refused_in_a_sentence() {
             "must be",
         ),
         (json!({"text": {"format": {"type": "json_schema"}}}), "text.format", "\"name\": …, \"schema\""),
+        (json!({"text": {"format": {}}}), "text.format", "must be {\"type\": \"text\"}"),
         (json!({"text": {"format": {"type": "json_object"}}, "regex": "a"}), "text.format", "give one"),
         (json!({"include": ["file_search_call.results"]}), "include", "a list of"),
         (json!({"max_output_tokens": 0}), "max_output_tokens", "from 1"),

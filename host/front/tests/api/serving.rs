@@ -97,6 +97,25 @@ async fn settings_of_sampling_reach_both_workers_and_neutral_ones_do_not() {
 }
 
 #[tokio::test]
+async fn a_seed_of_minus_one_is_none() {
+    let (front, _prefill, decode) = Front::echoing().await;
+    let native =
+        |seed: i64| json!({"text": "a", "sampling_params": {"max_new_tokens": 3, "sampling_seed": seed}});
+    for (path, body) in [
+        (PATH, json!({"prompt": "a", "max_tokens": 3, "seed": -1})),
+        ("/generate", native(-1)),
+        // Every other number is a seed.
+        ("/generate", native(-2)),
+    ] {
+        assert_eq!(front.post(path, &body).await.status, 200);
+    }
+    let seeds: Vec<u64> = decode.watch.calls().into_iter().map(|call| call.sampling.unwrap().seed).collect();
+    // A drawn seed has 52 bits.
+    assert!(seeds[0] < 1 << 52 && seeds[1] < 1 << 52 && seeds[0] != seeds[1], "{seeds:?}");
+    assert_eq!(seeds[2], (-2_i64).cast_unsigned());
+}
+
+#[tokio::test]
 async fn a_worker_that_knows_fewer_settings_is_not_given_them() {
     let mut front = Front::start(config()).await;
     let mut worker = super::fake_worker::FakeWorker::start("old", "aggregated", 5, echoes());
@@ -131,12 +150,23 @@ async fn text_becomes_tokens_and_text_again() {
     assert_eq!(answer["count"], "<user>x<assistant>".len());
     let answer = front.post("/tokenize", &json!({"prompt": ["a", "bc"]})).await.json().await;
     assert_eq!((&answer["count"], &answer["tokens"]), (&json!([1, 2]), &json!([[97], [98, 99]])));
+    assert_eq!(answer["token_strs"], Value::Null);
+    let listed = json!({"prompt": ["a", "bc"], "return_token_strs": true});
+    let answer = front.post("/tokenize", &listed).await.json().await;
+    assert_eq!(answer["token_strs"], json!([["a"], ["b", "c"]]));
     let answer = front.post("/detokenize", &json!({"tokens": [97, 257, 98]})).await.json().await;
     assert_eq!((&answer["prompt"], &answer["text"]), (&json!("a<eos>b"), &json!("ab")));
     assert_eq!(front.post("/detokenize", &json!({})).await.status, 400);
     let refused = front.post("/v1/embeddings", &json!({"input": "a"})).await;
     assert_eq!(refused.status, 404);
     assert!(refused.text().await.contains("computes no embeddings"));
+    for counted in [
+        "endpoint=\"/tokenize\",outcome=\"ok\"} 4\n",
+        "endpoint=\"/detokenize\",outcome=\"ok\"} 1\n",
+        "endpoint=\"/detokenize\",outcome=\"invalid\"} 1\n",
+    ] {
+        front.until_metrics_say(counted).await;
+    }
 }
 
 #[tokio::test]
@@ -206,7 +236,41 @@ async fn pages_of_named_origins_may_use_the_api_and_operators_endpoints_stay_clo
         let reply = send(front.http, "POST", PATH, &headers, body.as_bytes()).await;
         assert_eq!(reply.status, if allowed { 200 } else { 403 });
         assert_eq!(reply.header("access-control-allow-origin"), allowed.then_some(origin));
+        // Programs of the page read these of an answer.
+        let shown = "x-request-id, retry-after, x-should-retry";
+        assert_eq!(reply.header("access-control-expose-headers"), allowed.then_some(shown));
         assert_eq!(send(front.http, "POST", "/flush_cache", &headers, b"").await.status, 403);
+    }
+}
+
+#[tokio::test]
+async fn a_page_may_send_the_headers_that_its_client_has() {
+    const FIXED: &str =
+        "authorization, content-type, x-api-key, x-request-id, x-session-id, x-request-timeout";
+    let mut config = config();
+    config.origins = host_front::identity::Origins::Any;
+    config.tenant_header = Some(axum::http::HeaderName::from_static("x-tenant"));
+    let front = Front::start(config).await;
+    let many = vec!["x-a"; 65].join(",");
+    let long = "x".repeat(2049);
+    for (asked, allowed) in [
+        ("authorization,content-type,x-stainless-lang", "authorization, content-type, x-stainless-lang"),
+        ("X-Stainless-OS , x-api-key", "x-stainless-os, x-api-key"),
+        // The gateway's header is not for pages.
+        ("x-tenant,x-api-key", "x-api-key"),
+        ("x-tenant", FIXED),
+        ("", FIXED),
+        ("a b", FIXED),
+        (many.as_str(), FIXED),
+        (long.as_str(), FIXED),
+    ] {
+        let question = [
+            ("origin", "https://app.example.com"),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", asked),
+        ];
+        let reply = send(front.http, "OPTIONS", PATH, &question, b"").await;
+        assert_eq!((reply.status, reply.header("access-control-allow-headers")), (204, Some(allowed)));
     }
 }
 

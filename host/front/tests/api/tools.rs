@@ -475,6 +475,51 @@ async fn a_message_of_the_assistant_that_says_nothing_is_taken() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_conversation_are_counted_with_its_tools() {
+    let (front, _prefill, decode) = front(TEMPLATE, false, "x").await;
+    // The body of a chat, without what is about the answer alone.
+    let asked = asking(&json!({"tool_choice": "auto", "parallel_tool_calls": false}));
+    assert_eq!(front.post(CHAT, &asked).await.status, 200);
+    let prompt = decode.watch.calls().pop().unwrap().prompt;
+    let answer = front.post("/tokenize", &asked).await.json().await;
+    assert_eq!((&answer["tokens"], &answer["count"]), (&json!(prompt), &json!(prompt.len())));
+    let mut plain = asked.clone();
+    plain.as_object_mut().unwrap().remove("tools");
+    let answer = front.post("/tokenize", &plain).await.json().await;
+    assert!(answer["count"].as_u64().unwrap() < prompt.len() as u64, "{answer}");
+    for (body, words) in [
+        (json!({"prompt": "a", "tools": weather()}), "send messages in the place of prompt"),
+        (asking(&json!({"tools": [{"type": "function"}]})), "tools[0] must be"),
+    ] {
+        let reply = front.post("/tokenize", &body).await;
+        let (status, error) = (reply.status, reply.json().await["error"].clone());
+        assert_eq!(status, 400, "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{body}: {error}");
+    }
+    assert_eq!(front.post("/tokenize", &json!({"prompt": "a", "tools": []})).await.status, 200);
+}
+
+#[tokio::test]
+async fn gateways_learn_how_answers_are_read_by_sglangs_names() {
+    let format = |calls| Dialect { thinks: false, calls: Some(calls) };
+    for (dialect, template, tools, thoughts) in [
+        (Dialect::default(), super::fixture::TEMPLATE, Value::Null, Value::Null),
+        (Dialect { thinks: true, calls: None }, TEMPLATE, json!("hermes"), json!("qwen3")),
+        (format(CallFormat::Qwen3Coder), TEMPLATE, json!("qwen3_coder"), Value::Null),
+        (format(CallFormat::Gemma), TEMPLATE, Value::Null, Value::Null),
+    ] {
+        let (front, _prefill, _decode) = front_of(template, dialect, "x").await;
+        let info = front.get("/model_info").await.json().await;
+        assert_eq!(
+            (&info["tool_call_parser"], &info["reasoning_parser"]),
+            (&tools, &thoughts),
+            "{dialect:?}"
+        );
+        assert!(info.as_object().unwrap().contains_key("tool_call_parser"), "{info}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_is_said_in_a_sentence() {
     let (plain, _prefill, _decode) = front(super::fixture::TEMPLATE, false, "x").await;
     let (unknown, _prefill, _decode) = front("{{ tools }}{{ messages }}", false, "x").await;

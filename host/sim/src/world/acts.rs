@@ -33,6 +33,8 @@ impl<C: Clients> World<C> {
                 Action::Verify { room, attempt, pages, aux_slot } => {
                     self.verify(at, (room, attempt), &pages, aux_slot);
                 }
+                // No client of a world asks for log probabilities.
+                Action::EmitScores { .. } => {}
                 Action::Emit { room, token } => self.emit(room, token.token),
                 Action::Finish { room, .. } => {
                     if self.open_requests.get(&room).is_some_and(|open| open.answers == at) {

@@ -113,6 +113,7 @@ mod tests {
             recompute: 0..0,
             drafted: 0,
             sample: None,
+            scored: None,
         });
         Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }
     }

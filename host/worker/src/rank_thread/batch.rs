@@ -74,7 +74,12 @@ mod tests {
     use host_core::Room;
 
     fn done(rooms: &[u64]) -> Outcome {
-        let output = |room: &u64| SequenceOutput { room: Room(*room), sampled: Vec::new(), undrawn: None };
+        let output = |room: &u64| SequenceOutput {
+            room: Room(*room),
+            sampled: Vec::new(),
+            undrawn: None,
+            scored: Vec::new(),
+        };
         Outcome::Done(rooms.iter().map(output).collect())
     }
 

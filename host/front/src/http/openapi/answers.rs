@@ -279,7 +279,12 @@ fn tokens() -> Value {
         json!({}),
     );
     let several = object(
-        json!({"count": list(count()), "max_model_len": maybe(count()), "tokens": list(list(count()))}),
+        json!({
+            "count": list(count()),
+            "max_model_len": maybe(count()),
+            "token_strs": maybe(list(list(text()))),
+            "tokens": list(list(count())),
+        }),
         json!({}),
     );
     json!({"anyOf": [one, several]})
@@ -330,6 +335,8 @@ fn model_info() -> Value {
             "is_generation": {"const": true},
             "preferred_sampling_params": {"type": "null"},
             "weight_version": text(),
+            "reasoning_parser": maybe(text()),
+            "tool_call_parser": maybe(text()),
             "has_image_understanding": {"const": false},
             "has_audio_understanding": {"const": false},
         }),

@@ -78,7 +78,7 @@ pub(super) fn sampling(vocabulary: u32, seed: &str) -> Fields {
             or(number(0.0, 1.0, false), 1),
             "The likeliest of those, whose probabilities sum to this",
         )
-        .add(seed, integer(&(i64::MIN..=i64::MAX)), "A random one by default");
+        .add(seed, integer(&(i64::MIN..=i64::MAX)), "A random one by default, and for -1");
     fields
 }
 
@@ -166,6 +166,15 @@ const STRUCTURE: [&str; 10] = [
     "ebnf",
 ];
 
+/// The values of a field of structure that limit nothing, beside `null`. `{}` is a schema.
+fn no_limit(name: &str) -> Value {
+    match name {
+        "guided_json_object" => only(&[json!(false)]),
+        "json_schema" | "regex" | "ebnf" => only(&[json!("")]),
+        _ => only(&[]),
+    }
+}
+
 /// The rule that at most one of these fields limits the answer.
 pub(super) fn one_structure() -> Value {
     let plain = json!({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}});
@@ -175,7 +184,7 @@ pub(super) fn one_structure() -> Value {
         let others: Map<String, Value> = others
             .map(|other| match *other {
                 "response_format" => ((*other).to_owned(), off.clone()),
-                other => (other.to_owned(), reference(NOTHING)),
+                other => (other.to_owned(), no_limit(other)),
             })
             .collect();
         json!({"properties": others})
@@ -186,9 +195,9 @@ pub(super) fn one_structure() -> Value {
 /// Fields that limit an answer.
 pub(super) fn structure() -> Fields {
     let schema = json!({"type": ["object", "boolean", "string"], "not": {"enum": [false, ""]}});
-    let expression = json!({"type": "string", "format": "regex"});
+    let expression = json!({"type": "string", "minLength": 1, "format": "regex"});
     let choice = json!({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}});
-    let rules = json!({"type": "string"});
+    let rules = json!({"type": "string", "minLength": 1});
     let always = json!({"const": true});
     let kinds = [
         ("json", &schema),
@@ -212,7 +221,7 @@ pub(super) fn structure() -> Fields {
         })
     };
     let mut outputs: Vec<Value> = kinds.iter().map(of_kind).collect();
-    outputs.extend([json!({"type": "object", "maxProperties": 0}), json!({"type": "null"})]);
+    outputs.push(json!({"type": "null"}));
     let outputs = json!({"anyOf": outputs});
     let mut fields = Fields::default();
     fields.add("response_format", format(true), "OpenAI's").add(
@@ -228,11 +237,11 @@ pub(super) fn structure() -> Fields {
         ("guided_grammar", &rules),
         ("guided_json_object", &always),
     ] {
-        fields.add(name, nothing_or([value.clone()]), old);
+        fields.add(name, json!({"anyOf": [no_limit(name), value]}), old);
     }
     fields.add("guided_decoding_backend", json!({}), "Taken and not looked at: there is one engine");
     for (name, value) in [("json_schema", schema), ("regex", expression), ("ebnf", rules)] {
-        fields.add(name, nothing_or([value]), "SGLang's");
+        fields.add(name, json!({"anyOf": [no_limit(name), value]}), "SGLang's. An empty text limits nothing");
     }
     for name in ["guided_whitespace_pattern", "structural_tag"] {
         fields.add(name, nothing_or([]), "");
@@ -252,7 +261,9 @@ pub(super) fn format(nests: bool) -> Value {
     flat["not"] = json!({"required": ["json_schema"]});
     let mut nested = typed(json!(["json_schema"]), json!(["type", "json_schema"]));
     nested["properties"]["json_schema"] = json!({"type": "object", "required": ["schema"], "properties": {"schema": schema, "name": {}, "strict": {}}});
-    nothing_or(if nests { [plain, nested, flat] } else { [plain, flat, nested] })
+    let kinds = if nests { [plain, nested, flat] } else { [plain, flat, nested] };
+    let kinds: Vec<Value> = [only(&[])].into_iter().chain(kinds).collect();
+    json!({"anyOf": kinds})
 }
 
 /// Fields of features that this server does not have. They accept only values that change nothing.

@@ -114,8 +114,16 @@ fn completion(about: &About) -> Value {
             or(boolean(), true),
             "A text gets the special tokens that the model begins with",
         )
-        .add("echo", or(boolean(), false), "The answer begins with the prompt. Not with logprobs")
-        .add("max_tokens", or(integer(&TOKENS), completions::DEFAULT_MAX_TOKENS), "")
+        .add(
+            "echo",
+            or(boolean(), false),
+            "The answer begins with the prompt. logprobs are those of its tokens, too",
+        )
+        .add(
+            "max_tokens",
+            or(integer(&(0..=*TOKENS.end())), completions::DEFAULT_MAX_TOKENS),
+            "0 with echo only",
+        )
         .extend(answers(about.vocabulary))
         .add(
             "best_of",
@@ -262,7 +270,11 @@ fn generate(about: &About) -> Value {
         .add("stream", or(boolean(), false), "Answers come as events. Each repeats the answer so far")
         .add("return_logprob", or(boolean(), false), "")
         .add("top_logprobs_num", or(integer(&(0..=20)), 0), "")
-        .add("logprob_start_len", only(&[json!(-1)]), "Log probabilities of prompts are not computed")
+        .add(
+            "logprob_start_len",
+            or(integer(&(-1..=i64::from(u32::MAX))), -1),
+            "With return_logprob, the prompt's tokens from here on have theirs, too. -1: none",
+        )
         .extend(serving());
     for name in [
         "input_embeds",
@@ -304,7 +316,7 @@ fn tokenize(about: &About) -> Value {
         .add("messages", conversation, "In the place of prompt")
         .add("add_special_tokens", boolean(), "By default true for texts, false for messages")
         .add("return_token_strs", or(boolean(), false), "")
-        .add("tools", nothing_or([]), "")
+        .extend(tools(true))
         .add("continue_final_message", nothing_or([]), "");
     let mut body = fields.object(&[]);
     let off = reference(schema::NOTHING);
@@ -314,6 +326,7 @@ fn tokenize(about: &About) -> Value {
             "properties": {
                 "prompt": {"type": ["string", "array"]},
                 "messages": off,
+                "tools": off,
                 "add_generation_prompt": off,
                 "chat_template_kwargs": off,
                 "enable_thinking": off,
@@ -326,7 +339,8 @@ fn tokenize(about: &About) -> Value {
             "properties": {"prompt": {"type": "null"}, "messages": {"type": "array", "minItems": 1}},
         },
     ]);
-    body
+    body["allOf"] = json!([]);
+    with_tools(body)
 }
 
 fn detokenize(about: &About) -> Value {

@@ -41,6 +41,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
         grammars: false,
+        scores: false,
         protocol: 0,
         protocol_oldest: 0,
         metrics: String::new(),
@@ -53,7 +54,7 @@ const NEED: Need<'static> = Need {
     prompt_tokens: 5,
     chains: &[],
     session: None,
-    abilities: Abilities { shaping: false, grammars: false },
+    abilities: Abilities { shaping: false, grammars: false, scores: false },
 };
 
 fn names(table: &mut WorkerTable, avoid: &[Instance], now: Instant) -> Result<(String, String), NoRoute> {
@@ -93,8 +94,8 @@ async fn in_a_cluster_of_two_releases_a_worker_is_chosen_that_can_do_what_the_re
         let need = Need { abilities, ..NEED };
         [(); 4].map(|()| table.pick(need, &[], now).unwrap().decode.name)
     };
-    assert_eq!(chosen(Abilities { shaping: true, grammars: false }), ["new"; 4]);
-    assert_eq!(chosen(Abilities { shaping: false, grammars: true }), ["new"; 4]);
+    assert_eq!(chosen(Abilities { shaping: true, grammars: false, scores: false }), ["new"; 4]);
+    assert_eq!(chosen(Abilities { shaping: false, grammars: true, scores: false }), ["new"; 4]);
     assert_eq!(chosen(Abilities::default()), ["old"; 4], "the other has requests");
 }
 
