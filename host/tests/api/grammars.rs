@@ -62,6 +62,12 @@ fn requests() -> Vec<Value> {
         json!({"guided_choice": ["alpha", "alphabet", "beta"]}),
         // After two repetitions the rest can be guessed.
         json!({"regex": "(the lamp of ward [0-9], ){6}end"}),
+        // The same with settings that change the logits of allowed tokens.
+        json!({"json_schema": schema().to_string(), "bad_words": ["größe"], "logit_bias": {"34": 1}, "min_tokens": 30}),
+        json!({"regex": "([A-F][0-9]{1,2}, ){3}end", "logit_bias": {"67": 4, "68": -100}, "frequency_penalty": 1.5}),
+        json!({"ebnf": "root ::= word (\" \" word){2,4} \".\"\nword ::= [a-z]{1,6}", "bad_words": ["a", "e", "th"],
+            "presence_penalty": 1, "min_tokens": 12}),
+        json!({"guided_choice": ["alpha", "alphabet", "beta"], "repetition_penalty": 1.6, "min_tokens": 4}),
     ];
     let samplings = [json!({"temperature": 0}), json!({"temperature": 1.0, "sampling_seed": 11})];
     let with = |grammar: &Value, sampling: &Value| {
@@ -147,7 +153,17 @@ fn preempted_answers_go_on_in_their_grammar() {
     let model = model();
     let body = |request: u32| {
         let prompt: Vec<u32> = (0..30 + request * 3).map(|token| (token * 7 + request) % 200).collect();
-        let params = json!({"regex": "([a-z]{1,9} ){60,}", "temperature": 1.0, "sampling_seed": request, "max_new_tokens": 200});
+        // After two repetitions the rest can be guessed.
+        let repeats = "(the lamp of ward [0-9], ){60,}";
+        let regex = if request % 4 == 3 { repeats } else { "([a-z]{1,9} ){60,}" };
+        let mut params =
+            json!({"regex": regex, "temperature": 1.0, "sampling_seed": request, "max_new_tokens": 200});
+        if request % 4 == 1 {
+            params["presence_penalty"] = json!(1);
+            params["bad_words"] = json!(["e", "on", "a"]);
+            params["logit_bias"] = json!({"32": -2, "122": 3});
+            params["min_tokens"] = json!(150);
+        }
         json!({"input_ids": prompt, "sampling_params": params, "return_logprob": true})
     };
     let expected: Vec<Answer> = {
@@ -156,24 +172,26 @@ fn preempted_answers_go_on_in_their_grammar() {
     };
     let tiny =
         ["--pool-pages", "36", "--reserved-decode-tokens", "16", "--max-batch", "16", "--chunk-tokens", "64"];
-    let (cluster, _plugins) = serve(model.path(), &[&["--role", "aggregated"][..], &tiny].concat(), "");
-    let found: Vec<Answer> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..8)
-            .map(|request| {
-                scope.spawn({
-                    let cluster = &cluster;
-                    move || answer(cluster, &body(request))
+    for more in [&[][..], &["--tp", "2", "--speculate", "ngram"]] {
+        let flags = [&["--role", "aggregated"][..], &tiny, more].concat();
+        let (cluster, _plugins) = serve(model.path(), &flags, "");
+        let found: Vec<Answer> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..8)
+                .map(|request| {
+                    scope.spawn({
+                        let cluster = &cluster;
+                        move || answer(cluster, &body(request))
+                    })
                 })
-            })
-            .collect();
-        clients.into_iter().map(|client| client.join().unwrap()).collect()
-    });
-    assert_eq!(found, expected);
-    let worker = cluster.worker("aggregated");
-    let preempted = cluster.metrics(&worker);
-    let count: f64 =
-        preempted.iter().filter(|(name, _)| name.contains("retractions")).map(|(_, count)| count).sum();
-    assert!(count > 0.0, "nothing was preempted: {preempted:?}");
+                .collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
+        });
+        assert_eq!(found, expected, "{more:?}");
+        let metrics = cluster.metrics(&cluster.worker("aggregated"));
+        assert!(metrics["host_retractions_total"] > 0.0, "{more:?}: nothing was preempted: {metrics:?}");
+        let right = metrics["host_drafted_tokens_right_total"];
+        assert_eq!(right > 0.0, !more.is_empty(), "{more:?}: {right} guesses right");
+    }
 }
 
 #[test]

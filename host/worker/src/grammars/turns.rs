@@ -183,7 +183,7 @@ impl Followed {
         request: &Request,
         answered: usize,
     ) -> Result<Arc<Self>, GrammarError> {
-        let (lexer, next) = (lexers.of(request.client), request.prompt.len());
+        let (lexer, next) = (lexers.of(request.client, &compiled)?, request.prompt.len());
         let ends = request.stop_tokens.clone();
         let answered = request.prompt[next.saturating_sub(answered)..].to_vec();
         if !answered.is_empty() {
