@@ -79,6 +79,7 @@ def whole(draw):
 
 
 def ask(url, wanted, seed, tokens):
+    """Asks for JSON of a schema. Returns the outcome, and what there is to say of it: of a valid answer, its text."""
     body = {
         "messages": [{"role": "user", "content": "Make up an example as JSON."}],
         "max_tokens": tokens,
@@ -101,7 +102,7 @@ def ask(url, wanted, seed, tokens):
         jsonschema.Draft202012Validator(wanted).validate(json.loads(choice["message"]["content"]))
     except (ValueError, jsonschema.ValidationError) as error:
         return ("invalid", f"{error}: {choice['message']['content']}: {json.dumps(wanted)}")
-    return ("valid", "")
+    return ("valid", choice["message"]["content"])
 
 
 def main():
@@ -124,4 +125,5 @@ def main():
     sys.exit(0 if counts["valid"] and not counts["failed"] and not counts["invalid"] else 1)
 
 
-main()
+if __name__ == "__main__":
+    main()

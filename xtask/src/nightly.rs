@@ -1,5 +1,6 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
+mod benchmarks;
 mod browser;
 mod chaos;
 mod clients;
@@ -9,6 +10,7 @@ mod memory;
 mod models;
 mod safeguards;
 mod schema;
+mod schemas;
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
@@ -103,6 +105,16 @@ const CHECKS: &[Check] = &[
         name: "clients",
         about: "litellm and langchain-openai, unchanged, against a split server: chats, schemas, tools, responses (PyPI)",
         run: clients::check,
+    },
+    Check {
+        name: "benchmarks",
+        about: "benchmark clients of SGLang, vLLM and NVIDIA, and `llm`, unchanged, against a split server (PyPI, 1 GB)",
+        run: benchmarks::check,
+    },
+    Check {
+        name: "schemas",
+        about: "a real model under 1000 random schemas, or SCHEMAS_COUNT, and a sample like those of programs: what ends is valid (PyPI)",
+        run: schemas::check,
     },
     Check {
         name: "schemathesis",

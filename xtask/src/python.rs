@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
+use host_tests::fetched::Artifact;
 
 use crate::server::Server;
 use crate::workspace::{Profile, Workspace};
@@ -51,6 +52,12 @@ pub enum Environment {
     Common,
     /// That of the clients that agents are built on, which need other versions of packages.
     Clients,
+    /// That of the benchmark clients of SGLang and vLLM.
+    Benchmarks,
+    /// That of NVIDIA's benchmark client, which names versions of most of its packages.
+    Aiperf,
+    /// That of the program `llm`.
+    Llm,
 }
 
 impl Environment {
@@ -58,6 +65,9 @@ impl Environment {
         workspace.target.join(match self {
             Self::Common => "python",
             Self::Clients => "python-clients",
+            Self::Benchmarks => "python-benchmarks",
+            Self::Aiperf => "python-aiperf",
+            Self::Llm => "python-llm",
         })
     }
 }
@@ -80,11 +90,32 @@ pub fn with_small_model<T>(
     run: impl FnOnce(&str) -> T,
 ) -> anyhow::Result<T> {
     let model = workspace.tiny_model(false)?;
+    let template = workspace.root.join("tests/python/tools.jinja").display().to_string();
+    with_model(workspace, &model, &["--chat-template", &template], name, run)
+}
+
+/// Starts a split server of SmolLM2-135M-Instruct, which was fetched, and calls `run` with its address. `name` is that of its log.
+pub fn with_real_model<T>(
+    workspace: &Workspace,
+    name: &str,
+    run: impl FnOnce(&str) -> T,
+) -> anyhow::Result<T> {
+    let model = Artifact::SmolLm2.path_in(&workspace.target.join("fetched"));
+    with_model(workspace, &model, &[], name, run)
+}
+
+/// Starts a split server of a model with further flags, and calls `run` with its address.
+fn with_model<T>(
+    workspace: &Workspace,
+    model: &Path,
+    more: &[&str],
+    name: &str,
+    run: impl FnOnce(&str) -> T,
+) -> anyhow::Result<T> {
     let built = workspace.built(Profile::Dev);
     let flag = |path: &Path| path.display().to_string();
-    let template = flag(&workspace.root.join("tests/python/tools.jinja"));
-    let flags = ["--model", &flag(&model), "--plugins-dir", &flag(&built), "--chat-template", &template];
-    let flags = flags.map(str::to_owned);
+    let given = ["--model", &flag(model), "--plugins-dir", &flag(&built)].map(str::to_owned);
+    let flags: Vec<String> = given.into_iter().chain(more.iter().map(|flag| (*flag).to_owned())).collect();
     let server = Server::start(&built.join("host"), &flags, &workspace.target.join("demo"), name)?;
     let ran = run(&server.url);
     server.stop()?;
