@@ -6,6 +6,8 @@
 mod shaping;
 
 use std::cmp::Ordering;
+use std::num::NonZeroUsize;
+use std::thread;
 
 use host_core::batch::MAX_TOP_LOGPROBS;
 use host_core::{Draw, Sampled, Sampling, Scored, Sequence, SequenceOutput, Undrawn};
@@ -62,18 +64,48 @@ pub(crate) fn outputs_from(
         draw_from(logits, vocabulary, constraint, (sequence, row, before, next))
     });
     let mut rows = logits.chunks_exact(vocabulary.max(1));
-    for (sequence, output) in sequences.iter().zip(&mut outputs) {
+    let mut wanted = Vec::new();
+    for sequence in sequences {
         let rows = rows.by_ref().take(sequence.wanted_rows());
-        let Some(Scored { next, top }) = &sequence.scored else {
-            rows.for_each(drop);
-            continue;
-        };
-        // The last row of a prompt has no token behind it.
-        let mut next = next.iter();
-        output.scored =
-            rows.filter_map(|row| next.next().map(|token| described(row, *token, *top))).collect();
+        match &sequence.scored {
+            // The last row of a prompt has no token behind it.
+            Some(Scored { next, top }) => {
+                let next = next.iter().map(Some).chain(std::iter::repeat(None));
+                wanted.extend(rows.zip(next).filter_map(|(row, token)| Some((row, *token?, *top))));
+            }
+            None => rows.for_each(drop),
+        }
+    }
+    let mut found = all_described(&wanted).into_iter();
+    for (sequence, output) in sequences.iter().zip(&mut outputs) {
+        let scored = sequence.scored.as_ref().map_or(0, |scored| scored.next.len());
+        output.scored.extend(found.by_ref().take(scored));
     }
     outputs
+}
+
+/// Most threads that describe tokens of prompts, and the fewest tokens that are worth a thread.
+const DESCRIBING: usize = 16;
+const OF_A_THREAD: usize = 8;
+
+/// Describes tokens, each with its logits and its number of likeliest tokens. That takes about a millisecond for a token of a large
+/// vocabulary, so threads share the work.
+fn all_described(wanted: &[(&[f32], u32, u8)]) -> Vec<Sampled> {
+    let describe = |part: &[(&[f32], u32, u8)]| -> Vec<Sampled> {
+        part.iter().map(|(logits, token, top)| described(logits, *token, *top)).collect()
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(DESCRIBING);
+    let part = wanted.len().div_ceil(threads).max(OF_A_THREAD);
+    if wanted.len() <= part {
+        return describe(wanted);
+    }
+    thread::scope(|scope| {
+        let parts: Vec<_> =
+            wanted.chunks(part).map(|part| (part, scope.spawn(move || describe(part)))).collect();
+        // A fault of a thread comes again here, on the thread of the batch.
+        let parts = parts.into_iter().map(|(part, done)| done.join().unwrap_or_else(|_fault| describe(part)));
+        parts.flatten().collect()
+    })
 }
 
 /// The outputs of a batch's sequences, in order, but for tokens that are scored. `draw` gets a sequence, the index of the batch's wanted row that it draws from,

@@ -1,6 +1,7 @@
 //! The HTTP API: OpenAI's completions and chat completions, SGLang's `/generate`, health, models and metrics.
 
 mod answer;
+mod apart;
 mod ask;
 mod chat;
 mod completions;

@@ -98,7 +98,7 @@ impl Route {
     pub fn keep_prefill(&mut self) {
         if let Some(prefill) = self.prefill.take() {
             let decode = std::mem::replace(&mut self.decode, prefill);
-            self.registry.lock().left_out(decode.instance);
+            self.registry.lock().left_out(self.room, decode.instance);
         }
     }
 

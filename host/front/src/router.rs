@@ -443,6 +443,9 @@ impl Generation {
                 format!("worker {worker:?} sent {have} of the {wanted} log probabilities of the prompt");
             return Err(Failure::Internal(message));
         }
+        // The answer has its own time and tries, as if it were a request that begins now.
+        self.deadline = clock::now() + self.router.retry.total;
+        self.tries = Tries::default();
         Ok(all)
     }
 

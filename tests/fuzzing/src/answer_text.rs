@@ -49,7 +49,17 @@ pub fn answer_text(bytes: &[u8]) -> bool {
     let pieces = pieces(&answer, step);
 
     assert_eq!(thoughts(prompt, &pieces), thoughts(prompt, &whole), "{prompt:?} {answer:?}");
-    assert_eq!(stopped(&texts, &pieces), stopped(&texts, &whole), "{texts:?} in {answer:?}");
+    assert_eq!(stopped(&texts, &pieces, 0), stopped(&texts, &whole, 0), "{texts:?} in {answer:?}");
+    // As many first characters as a piece has may contain stop strings.
+    let passed = answer.char_indices().nth(step).map_or(answer.len(), |(at, _)| at);
+    let halves = [&answer[..passed], &answer[passed..]];
+    let singles = self::pieces(&answer, 1);
+    let behind = stopped(&texts, &halves, 1);
+    assert_eq!(
+        stopped(&texts, &singles, step.min(singles.len())),
+        behind,
+        "{texts:?} in {answer:?} behind {step}"
+    );
     let read = calls(format, &whole);
     assert_eq!(calls(format, &pieces), read, "{format:?} {answer:?}");
     !read.calls.is_empty()
@@ -88,10 +98,12 @@ fn thoughts(prompt: &str, pieces: &[&str]) -> (String, String) {
     })
 }
 
-/// The text that is shown, and the stop string that ended it.
-fn stopped(stops: &[String], pieces: &[&str]) -> (String, Option<String>) {
+/// The text that is shown, and the stop string that ended it. No stop string ends within the first `passed` pieces.
+fn stopped(stops: &[String], pieces: &[&str], passed: usize) -> (String, Option<String>) {
     let mut matcher = StopMatcher::new(stops.to_vec());
-    let mut shown: String = pieces.iter().map(|piece| matcher.push(piece)).collect();
+    let (passed, pushed) = pieces.split_at(passed);
+    let mut shown: String = passed.iter().map(|piece| matcher.pass(piece)).collect();
+    shown.extend(pushed.iter().map(|piece| matcher.push(piece)));
     shown.push_str(&matcher.finish());
     (shown, matcher.matched().map(str::to_owned))
 }

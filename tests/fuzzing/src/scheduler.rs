@@ -52,7 +52,9 @@ impl World {
                 let prompt: Vec<u32> = (0..1 + u32::from(decisions.below(20))).collect();
                 let request = self.leg.request(self.room, &prompt, 1 + u32::from(decisions.below(6)));
                 let (client, priority) = (u64::from(decisions.below(3)), i32::from(decisions.below(3)) - 1);
-                self.leg.send(Request { client, priority, ..request });
+                // The upper half of the byte asks for log probabilities of the prompt.
+                let scores = (what >= 128).then_some(2);
+                self.leg.send(Request { client, priority, scores, ..request });
             }
             1 => {
                 let room = self.some_room(decisions);

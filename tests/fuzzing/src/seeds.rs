@@ -135,7 +135,7 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
 
 /// Bodies of HTTP requests, each after a byte that selects the endpoint.
 fn bodies() -> Vec<Vec<u8>> {
-    let bodies: [(u8, &str); 11] = [
+    let bodies: [(u8, &str); 14] = [
         (
             0,
             r#"{"model":"model","prompt":"Once","max_tokens":3,"temperature":0.5,"stop":["a"],"stream":true,"logprobs":1}"#,
@@ -170,6 +170,12 @@ fn bodies() -> Vec<Vec<u8>> {
         (
             4,
             r#"{"model":"model","instructions":"Be.","input":[{"role":"user","content":[{"type":"input_text","text":"Hi"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"2"}],"tools":[{"type":"function","name":"f","parameters":{"type":"object"}}],"store":false,"max_output_tokens":16}"#,
+        ),
+        (0, r#"{"prompt":["Once",[1,2]],"max_tokens":0,"echo":true,"logprobs":2,"n":2}"#),
+        (0, r#"{"prompt":"a.b","max_tokens":9,"min_tokens":3,"stop":".","echo":true,"seed":-1}"#),
+        (
+            2,
+            r#"{"input_ids":[[1,2,3],[4]],"return_logprob":true,"logprob_start_len":1,"top_logprobs_num":2,"stream":true}"#,
         ),
     ];
     bodies.iter().map(|(endpoint, body)| [&[*endpoint][..], body.as_bytes()].concat()).collect()

@@ -15,10 +15,12 @@ pub struct Answer {
     pub seed: Option<i64>,
 }
 
-/// What was read of a candidate: its tokens or its text, then its calls of tools, then the reason of its end.
+/// What was read of a candidate: its tokens or its text, then its calls of tools, then the reason of its end. And the log
+/// probabilities of its tokens, if it has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Candidate {
     read: String,
+    logprobs: String,
     end: Option<String>,
 }
 
@@ -56,7 +58,8 @@ impl Answer {
             self.seed = meta["sampling_seed"].as_i64();
         }
         let end = Some(&meta["finish_reason"]).filter(|reason| !reason.is_null());
-        self.candidates.insert(index, Candidate { read, end: end.map(Value::to_string) });
+        self.candidates
+            .insert(index, Candidate { read, logprobs: String::new(), end: end.map(Value::to_string) });
     }
 
     fn add_choices(&mut self, reply: &Value, of_chat: &str) {
@@ -72,6 +75,9 @@ impl Answer {
                     let _written = write!(candidate.read, "\ncall of {name} with ");
                 }
                 candidate.read.push_str(function["arguments"].as_str().unwrap_or_default());
+            }
+            for logprob in choice["logprobs"]["token_logprobs"].as_array().into_iter().flatten() {
+                let _written = write!(candidate.logprobs, "{logprob} ");
             }
             if let Some(reason) = choice["finish_reason"].as_str() {
                 candidate.end = Some(reason.to_owned());
@@ -103,13 +109,17 @@ impl Answer {
             let Some(other) = right.candidates.get(index) else {
                 return Some(format!("there is no candidate {index}"));
             };
-            let (got, wanted) = (&candidate.read, &other.read);
             let is_over = whole || candidate.end.is_some();
-            let is_equal = if is_over { got == wanted } else { wanted.starts_with(got.as_str()) };
-            if !is_equal {
-                let at = got.bytes().zip(wanted.bytes()).take_while(|(one, other)| one == other).count();
-                let (got, wanted) = (got.len(), wanted.len());
-                return Some(format!("candidate {index} differs from byte {at} on, of {got} and {wanted}"));
+            let read = (&candidate.read, &other.read, "text or tokens");
+            for (got, wanted, what) in [read, (&candidate.logprobs, &other.logprobs, "log probabilities")] {
+                let is_equal = if is_over { got == wanted } else { wanted.starts_with(got.as_str()) };
+                if !is_equal {
+                    let at = got.bytes().zip(wanted.bytes()).take_while(|(one, other)| one == other).count();
+                    let (got, wanted) = (got.len(), wanted.len());
+                    return Some(format!(
+                        "the {what} of candidate {index} differ from byte {at} on, of {got} and {wanted}"
+                    ));
+                }
             }
             if candidate.end.is_some() && candidate.end != other.end {
                 return Some(format!(

@@ -17,6 +17,7 @@ enum Kind {
     Penalized,
     Candidates,
     Completion,
+    Scored,
     Chat,
     Schema,
     Expression,
@@ -31,6 +32,7 @@ const KINDS: &[(Kind, usize, bool, &str)] = &[
     (Kind::Penalized, 2, false, "with penalties, a bias and a least probability"),
     (Kind::Candidates, 2, false, "of several candidates"),
     (Kind::Completion, 2, false, "completions of a text"),
+    (Kind::Scored, 2, false, "with the log probabilities of the prompt"),
     (Kind::Chat, 4, true, "chats"),
     (Kind::Schema, 4, true, "chats held to a JSON schema"),
     (Kind::Expression, 3, true, "held to a regular expression"),
@@ -97,6 +99,12 @@ fn job(random: &mut fastrand::Rng, kind: Kind, name: &'static str, beginnings: &
         }
         Kind::Completion => {
             let settings = json!({"prompt": text(random), "temperature": 0.9, "seed": seed, "n": 2});
+            let length = json!({"max_tokens": count, "ignore_eos": true});
+            (Endpoint::Completions, with(&settings, length))
+        }
+        Kind::Scored => {
+            let settings =
+                json!({"prompt": prompt, "temperature": 0.9, "seed": seed, "echo": true, "logprobs": 2});
             let length = json!({"max_tokens": count, "ignore_eos": true});
             (Endpoint::Completions, with(&settings, length))
         }

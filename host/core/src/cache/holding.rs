@@ -18,6 +18,8 @@ pub(crate) struct Tokens<'a> {
     pub output: &'a [u32],
     /// Whether the request waits to continue after a preemption.
     pub resumes: bool,
+    /// Positions that had KV before that.
+    pub computed_before: usize,
 }
 
 impl<'a> Tokens<'a> {
@@ -61,12 +63,15 @@ impl<'a> Tokens<'a> {
     /// Tokens whose KV a waiting request may find in a cache. A request that is computed here needs at least one token to
     /// compute. A request whose KV is sent may find all of its prompt. A preempted request looks for its answer, too, but
     /// not for the last token: that token was drawn and never computed, or must be computed for the first draw. A request for
-    /// log probabilities of its prompt finds nothing.
+    /// log probabilities of its prompt finds what it computed itself before a preemption.
     pub(crate) fn usable(&self, is_sent: bool) -> Cow<'a, [u32]> {
         let prompt = self.prompt();
         match self.resumes {
-            // Each position has to be computed for the log probability of the token behind it.
-            _ if self.request.scores.is_some() => Cow::Borrowed(&[]),
+            // Each position has to be computed once, for the log probability of the token behind it.
+            _ if self.request.scores.is_some() => {
+                let told = if self.resumes { self.computed_before } else { 0 };
+                Cow::Borrowed(&prompt[..told.min(prompt.len() - 1)])
+            }
             true => Cow::Owned(self.range(0..self.known() - 1)),
             false if is_sent => Cow::Borrowed(prompt),
             false => Cow::Borrowed(&prompt[..prompt.len() - 1]),

@@ -70,7 +70,7 @@ fn request(room: u64, tokens: u32) -> Request {
 }
 
 fn tokens(request: &Request) -> Tokens<'_> {
-    Tokens { request, output: &[], resumes: false }
+    Tokens { request, output: &[], resumes: false, computed_before: 0 }
 }
 
 /// Admits a request. Returns what it holds, and how many of its pages were cached.

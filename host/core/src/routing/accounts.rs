@@ -196,6 +196,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Accounts<T> {
         self.answers.done(room);
     }
 
+    /// Takes note that a request's answer has no worker.
+    pub fn not_answered(&mut self, room: Room) {
+        self.answers.end(room);
+    }
+
     /// Takes note that a request has left its workers, with or without success.
     pub fn ended(&mut self, room: Room, now: T) {
         self.answered(room);

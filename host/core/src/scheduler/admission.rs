@@ -1,5 +1,6 @@
 //! Admission: requests enter the queue, and get their pages.
 
+use super::batching::MOST_SCORED;
 use super::job::Job;
 use super::peers::PeerState;
 use super::roles::Counterpart;
@@ -153,6 +154,7 @@ impl Scheduler {
         let (most_active, mut resumed) = (self.most_active(), self.being_resumed());
         let mut promised = Pages::default();
         let mut headroom = self.promised_headroom();
+        let mut scoring = self.tokens_to_score();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role.counterpart_of(&job.request) {
@@ -167,7 +169,9 @@ impl Scheduler {
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
-            if !ready || self.follows(now, job) || self.cache.waits_for_storage(room) {
+            // More of them would hold pages and go no faster: a step scores few tokens.
+            let scores_wait = job.request.scores.is_some() && scoring >= MOST_SCORED;
+            if !ready || scores_wait || self.follows(now, job) || self.cache.waits_for_storage(room) {
                 at += 1;
                 continue;
             }
@@ -202,6 +206,9 @@ impl Scheduler {
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage().is_preempted()));
             promised += need.now;
             headroom += need.headroom;
+            if let Some(job) = self.jobs.get(&room).filter(|job| job.request.scores.is_some()) {
+                scoring += job.known();
+            }
             self.queue.remove(at);
             self.lead(room, prefix.as_ref());
             admitted.push((room, need, prefix));
@@ -231,6 +238,12 @@ impl Scheduler {
                 self.cache.save_windows(&tokens, kv, [page]);
             }
         }
+    }
+
+    /// Tokens of prompts that are admitted and not scored yet.
+    fn tokens_to_score(&self) -> usize {
+        let jobs = self.running.iter().filter_map(|room| self.jobs.get(room));
+        jobs.filter(|job| job.request.scores.is_some()).map(Job::uncomputed).sum()
     }
 
     pub(super) fn prefill_is_ready(&self, job: &Job) -> bool {

@@ -12,7 +12,9 @@ use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
 /// Most tokens of a batch that are scored. The logits of all of them are in memory at once: some hundred kilobytes for each.
-const MOST_SCORED: usize = 128;
+pub(super) const MOST_SCORED: usize = 128;
+/// The same for a batch that decodes: to score a token takes about as long as to draw one.
+const MOST_SCORED_BESIDE: usize = 16;
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
@@ -76,8 +78,13 @@ impl Scheduler {
             return;
         }
         self.computing = true;
-        self.step = (prompts > 0).then_some((now, prompts));
-        self.pace.begins(now, load);
+        if sequences.iter().any(|sequence| sequence.scored.is_some()) {
+            // Its time says nothing about steps that only compute and draw.
+            self.pace.interrupted();
+        } else {
+            self.step = (prompts > 0).then_some((now, prompts));
+            self.pace.begins(now, load);
+        }
         self.last_batch += 1;
         let layer_group = self.finest_group(&sequences);
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
@@ -97,7 +104,10 @@ impl Scheduler {
         let mut chunk_left = most;
         let mut scored_left = MOST_SCORED;
         let mut beside = Load::default();
-        for room in order.take(self.config.max_batch as usize) {
+        for room in order {
+            if plan.len() >= self.config.max_batch as usize {
+                break;
+            }
             let Some(job) = self.jobs.get(room) else { continue };
             let missing = job.uncomputed();
             if missing == 1 {
@@ -105,6 +115,7 @@ impl Scheduler {
                 beside.context += job.known();
             } else if beside.sequences > 0 && beside.tokens == 0 {
                 chunk_left = chunk_left.min(self.chunk_beside(&beside));
+                scored_left = scored_left.min(MOST_SCORED_BESIDE);
             }
             let draft = drafts.get(room).map_or(0, Vec::len);
             let count = if missing == 1 { 1 + draft } else { missing.min(chunk_left) };

@@ -121,13 +121,19 @@ impl Job {
 
     /// The tokens whose KV the job holds or wants.
     pub(super) fn tokens(&self) -> Tokens<'_> {
-        Tokens { request: &self.request, output: &self.answer.tokens, resumes: self.stage.is_preempted() }
+        Tokens {
+            request: &self.request,
+            output: &self.answer.tokens,
+            resumes: self.stage.is_preempted(),
+            computed_before: self.computed_before,
+        }
     }
 
     /// The same tokens, and the pages that the job holds.
     pub(super) fn holding(&mut self) -> (Tokens<'_>, &mut Holding) {
         let resumes = self.stage.is_preempted();
-        let tokens = Tokens { request: &self.request, output: &self.answer.tokens, resumes };
+        let computed_before = self.computed_before;
+        let tokens = Tokens { request: &self.request, output: &self.answer.tokens, resumes, computed_before };
         (tokens, &mut self.kv)
     }
 

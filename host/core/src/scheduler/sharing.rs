@@ -173,7 +173,8 @@ impl Scheduler {
             return;
         }
         let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
-        if job.stage().is_preempted() {
+        // What is scored comes so slowly that others are faster without it.
+        if job.stage().is_preempted() || job.request.scores.is_some() {
             return;
         }
         if let Some(follows) = job.stage().waiting().and_then(|waiting| waiting.follows)

@@ -8,6 +8,7 @@ use host_wire::clock::{self, Instant};
 use host_wire::proto::{Began, Finished, Token, TopToken};
 use tokio::sync::watch;
 
+use super::apart::write_apart;
 use super::ask::{Ask, MAX_STOP_BYTES};
 use crate::metrics::Metrics;
 use crate::router::{Event, Failure, Generation, ServedBy};
@@ -262,7 +263,7 @@ impl Answer {
     /// Keeps the log probabilities of the prompt's tokens, all but the first, for the answers to it.
     fn scored(&mut self, scores: Vec<Token>) {
         let mut text = Arc::clone(&self.tokenizer).stream(self.ask.specials);
-        let (mut begins, mut offset) = (0, 0);
+        let (mut begins, mut offset, bytes) = (0, 0, scores.len() * LOGPROB);
         let first = self.prompt_first.map(|token| Token { token, logprob: None, top: Vec::new() });
         let shown = first.into_iter().chain(scores).map(|token| {
             let new = text.push(token.token);
@@ -272,7 +273,7 @@ impl Answer {
             shown
         });
         // It is set once: a prompt's log probabilities are found once.
-        drop(self.prompt.set(shown.collect()));
+        drop(self.prompt.set(write_apart(bytes, || shown.collect())));
         if !self.ask.answers {
             self.leads.send_replace(true);
         }

@@ -6,6 +6,7 @@ use host_wire::clock;
 use serde_json::{Map, Value, json};
 
 use super::answer::{Delta, End, Shown, joined, stop_reason};
+use super::apart::write_apart;
 use super::ask::{Ask, MOST_ANSWERS, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
@@ -217,7 +218,8 @@ impl Shape for Completion {
         if delta.text.is_empty() && delta.shown.is_empty() && delta.prompt.is_empty() {
             return Vec::new();
         }
-        vec![self.event(number, tokenizer, &delta, None)]
+        // The first delta may have all tokens of a long prompt.
+        vec![write_apart(delta.kept(), || self.event(number, tokenizer, &delta, None))]
     }
 
     fn end(&mut self, number: usize, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Event> {

@@ -6,12 +6,13 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::answer::{Delta, End, Matched, Shown};
+use super::apart::write_apart;
 use super::ask::{Ask, MOST_ANSWERS, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::logprobs::{top_triples, triples};
 use super::record::Usage;
-use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::sampling::drawn_seed;
 use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;

@@ -12,9 +12,9 @@ use host_wire::shares::Client;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
-use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::answer::{Answer, Delta, End, Next};
+use super::apart::write_apart;
 use super::ask::{self, Ask, MOST_ANSWERS, MOST_PROMPT_TOKENS};
 use super::error::ApiError;
 use super::outflow::outflow;
@@ -114,17 +114,6 @@ pub(super) fn written(answer: &impl Serialize) -> String {
 /// Bytes of a token of a prompt with its log probability, and of each likeliest token beside it, while they are collected.
 const SCORED: usize = 64;
 const LIKELIEST: usize = 16;
-/// Bytes of deltas from which on writing them as JSON counts as long work.
-const LONG: usize = 64 << 10;
-
-/// Runs work that takes a thread as long as so many bytes take to be written. Long work keeps no task of the control plane waiting,
-/// where the runtime has threads to spare for that.
-pub(super) fn write_apart<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    let has_threads =
-        Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if bytes > LONG && has_threads { tokio::task::block_in_place(work) } else { work() }
-}
-
 /// A prompt, and the settings of its answers.
 pub(super) struct Item {
     pub prompt: Vec<u32>,
@@ -239,7 +228,9 @@ pub(super) async fn serve<S: Shape>(
     for (index, Item { prompt, mut ask }) in items.into_iter().enumerate() {
         ask.namespace.salt = caller.salt(ask.namespace.salt);
         // Answers to one prompt stay together: they share its pages.
-        let own = || many.then(|| ask::session_hash(&format!("{} {index}", id.0))).flatten();
+        // So do a prompt's log probabilities and the answer.
+        let stays = many || ask.scores.is_some();
+        let own = || stays.then(|| ask::session_hash(&format!("{} {index}", id.0))).flatten();
         let session = ask.session.or(session).or_else(own).map(|session| caller.session(session));
         ask.timeout = ask.timeout.or(timeout);
         ask.priority = caller.priority(ask.priority);
@@ -308,7 +299,7 @@ async fn collect(
     loop {
         match answer.next().await? {
             Next::Delta(delta) => {
-                let bytes = delta.memory(tokenizer);
+                let bytes = write_apart(delta.kept(), || delta.memory(tokenizer));
                 let known = counted.min(bytes);
                 counted -= known;
                 collected.lock().grow(bytes - known)?;

@@ -11,13 +11,14 @@ use serde_json::{Map, Value, json};
 
 use self::output::Output;
 use super::answer::{Delta, End};
+use super::apart::write_apart;
 use super::ask::{Ask, check_model};
 use super::conversation::{self, Turn};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::logprobs::With;
 use super::record::Usage;
-use super::respond::{Event, Item, Prepared, Shape, serve, write_apart, written};
+use super::respond::{Event, Item, Prepared, Shape, serve, written};
 use super::spoken::Spoken;
 use super::tools::{Spelling, Tools, is_foreign_call};
 use super::{App, RequestId, Shared, structured};

@@ -395,11 +395,16 @@ impl WorkerTable {
     /// Notes that a request has left its workers.
     pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
         self.accounts.ended(room, now);
-        instances.iter().for_each(|instance| self.left_out(*instance));
+        instances.iter().for_each(|instance| self.has_one_less(*instance));
     }
 
-    /// Notes that a worker has no part in a request that it was chosen for.
-    pub fn left_out(&mut self, instance: Instance) {
+    /// Notes that a worker does not answer a request that it was chosen for.
+    pub fn left_out(&mut self, room: Room, instance: Instance) {
+        self.accounts.not_answered(room);
+        self.has_one_less(instance);
+    }
+
+    fn has_one_less(&mut self, instance: Instance) {
         if let Some(entry) = self.workers.get_mut(&instance) {
             entry.in_flight = entry.in_flight.saturating_sub(1);
         }

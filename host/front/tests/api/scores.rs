@@ -81,7 +81,7 @@ async fn no_tokens_of_an_answer_may_be_asked_for_and_each_answer_has_the_prompt(
             let tokens: Vec<&Value> =
                 of().filter_map(|choice| choice["logprobs"]["token_logprobs"].as_array()).flatten().collect();
             assert_eq!(tokens, [&Value::Null, &json!(-1.0), &json!(-2.0)], "{number}");
-            assert_eq!(of().last().unwrap()["finish_reason"], "length");
+            assert_eq!(of().next_back().unwrap()["finish_reason"], "length");
         }
     }
     assert_eq!(worker.watch.calls().len(), 2, "the prompt is computed once for both answers");

@@ -3,7 +3,8 @@
 //! Each answer under a grammar has a lexer of its own, which grows as the answer meets new text. Its memory grows with the work that
 //! made it. A client's answers under one compiled grammar share that grammar, which counts once. All that a worker has of these has a
 //! limit, and what one client has half of it. When there is more, answers with large lexers end, each as its lexer grows, and answers
-//! under large grammars do not begin. One with a small lexer goes on: as many as a worker runs have less than the limit together.
+//! under large grammars do not begin. A client that has its half begins no answer under another grammar, however small. An answer with
+//! a small lexer goes on: as many as a worker runs have less than the limit together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -73,19 +74,23 @@ impl Lexers {
         let units = if *answers == 1 { lexer.units() } else { 0 };
         let has = held.change(client, 0, units);
         drop(held);
+        // Requests that wait have their grammars, too, and there may be many of them. So a client gets no small ones beyond its half.
+        if units > 0 && has.0 > self.most / 2 {
+            return Err(too_much());
+        }
         self.check(has, units).map(|()| lexer)
     }
 
     /// Whether something with so many units may stay beside what its client and all `have`.
     fn check(&self, (of_client, all): (u64, u64), units: u64) -> Result<(), GrammarError> {
-        match (of_client > self.most / 2 || all > self.most) && units > self.most / SMALL {
-            true => Err(GrammarError::Stuck(
-                "the grammars of this client's answers take too much memory; ask for fewer answers at once, or make the grammar simpler"
-                    .into(),
-            )),
-            false => Ok(()),
-        }
+        let is_large = units > self.most / SMALL;
+        if is_large && (of_client > self.most / 2 || all > self.most) { Err(too_much()) } else { Ok(()) }
     }
+}
+
+fn too_much() -> GrammarError {
+    let message = "the grammars of this client's answers take too much memory; ask for fewer answers at once, or make the grammar simpler";
+    GrammarError::Stuck(message.into())
 }
 
 impl Lexer {
@@ -166,6 +171,9 @@ mod tests {
         assert!(two.has(most / 2 - own + 1).is_err());
         let mut more = lexers.of(2, &small).unwrap();
         assert!(more.has(limit).is_ok() && more.has(limit + 1).is_err(), "another one of the same client");
+        let another = compiled(1).await;
+        assert!(lexers.of(2, &another).is_err(), "a small grammar that is new takes memory, too");
+        assert!(lexers.of(3, &another).is_ok());
         drop((two, three, more));
         assert!(is_empty(&lexers));
     }
