@@ -15,7 +15,7 @@ use crate::workspace::{Profile, Workspace};
 
 /// Packages that the clients of SGLang and vLLM need, exactly these versions, so that new releases change nothing here by themselves.
 /// 100 MB with dependencies.
-const NEEDED: [&str; 9] = [
+const NEEDED: [&str; 10] = [
     "transformers==5.24.0",
     "aiohttp==3.14.5",
     "datasets==5.2.0",
@@ -25,6 +25,7 @@ const NEEDED: [&str; 9] = [
     "psutil==7.2.2",
     "pybase64==1.5.1",
     "pyzmq==27.3.0",
+    "requests==2.34.2",
 ];
 /// NVIDIA's client. 400 MB with dependencies.
 const AIPERF: &str = "aiperf==0.13.0";

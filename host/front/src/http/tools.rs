@@ -409,15 +409,23 @@ fn choice_of(
 /// there are calls or results of tools.
 ///
 /// # Errors
-/// When the arguments of a call are neither a JSON object nor a text.
+/// When `tool_calls` is no list, or the arguments of a call are neither a JSON object nor a text.
 pub(super) fn prepare(messages: &mut Value) -> Result<bool, ApiError> {
     let mut found = false;
     let mut nested = Nested::default();
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Value::Object(message) = message else { continue };
         found |= message.get("role") == Some(&json!("tool"));
-        if message.get("tool_calls").is_some_and(empty) {
-            message.remove("tool_calls");
+        match message.get("tool_calls") {
+            Some(calls) if calls.is_null() || calls == &json!([]) => drop(message.remove("tool_calls")),
+            Some(calls) if !calls.is_array() => {
+                let name = format!("messages[{index}].tool_calls");
+                return Err(ApiError::field(
+                    &name,
+                    format!("{name} must be a list of calls, got {}", echo(calls)),
+                ));
+            }
+            _ => {}
         }
         // Templates append to the content, so it must be a text.
         let is_assistant = message.get("role") == Some(&json!("assistant"));

@@ -278,6 +278,13 @@ async fn wrong_requests_are_refused_by_name() {
             json!("logprob_start_len"),
             "the prompt has 3 tokens",
         ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "assistant", "content": "a", "tool_calls": {}}]}),
+            400,
+            json!("messages[0].tool_calls"),
+            "must be a list of calls",
+        ),
         ("/generate", json!({"text": "a", "lora_path": "x"}), 400, json!("lora_path"), "not supported"),
         ("/generate", json!({}), 400, json!("text"), "prompt is missing"),
         (

@@ -169,7 +169,7 @@ fn completion(is_event: bool) -> Value {
         json!({
             "tokens": list(text()),
             "token_logprobs": list(maybe(number())),
-            "top_logprobs": list(top),
+            "top_logprobs": list(maybe(top)),
             "text_offset": list(count()),
         }),
         json!({}),
@@ -256,6 +256,8 @@ fn generated() -> Value {
         json!({
             "output_token_logprobs": {"type": "array"},
             "output_top_logprobs": {"type": "array"},
+            "input_token_logprobs": {"type": "array"},
+            "input_top_logprobs": {"type": "array"},
             "cached_tokens_details": reference("CachedTokensDetails"),
             "e2e_latency": number(),
             "ttft": number(),
