@@ -5,6 +5,7 @@
 
 mod shaping;
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::num::NonZeroUsize;
 use std::thread;
@@ -23,33 +24,49 @@ use crate::constraint::{Constraint, limited};
 /// natural logarithms at temperature 1 over the whole vocabulary, computed from the given logits. Empty logits give token 0.
 #[must_use]
 pub fn sample(logits: &[f32], next: &Draw, position: u64) -> Sampled {
-    let sampling = &next.sampling;
-    let shaped = sampling.shaping.as_ref().map(|shaping| {
-        let mut shaped = logits.to_vec();
-        shape(&mut shaped, shaping, next);
-        shaped
-    });
-    let token = choose(shaped.as_deref().unwrap_or(logits), sampling, position);
-    match sampling.logprobs {
-        Some(count) => described(logits, token, count),
-        None => Sampled { token, logprob: None, top: Vec::new() },
-    }
+    MEMORY.with_borrow_mut(|Memory { shaped, weights }| {
+        let sampling = &next.sampling;
+        let drawn_from = match &sampling.shaping {
+            Some(shaping) => {
+                shaped.clear();
+                shaped.extend_from_slice(logits);
+                shape(shaped, shaping, next);
+                &shaped[..]
+            }
+            None => logits,
+        };
+        let token = choose(drawn_from, sampling, position, weights);
+        match sampling.logprobs {
+            Some(count) => described(logits, token, count, weights),
+            None => Sampled { token, logprob: None, top: Vec::new() },
+        }
+    })
 }
 
-/// A token with its log probability, and the `count` likeliest tokens with theirs.
-fn described(logits: &[f32], token: u32, count: u8) -> Sampled {
+thread_local! {
+    /// The memory of this thread's draws. To the system, a row of a large vocabulary is so long that new memory for it costs more than
+    /// the draw.
+    static MEMORY: RefCell<Memory> = RefCell::default();
+}
+
+#[derive(Default)]
+struct Memory {
+    shaped: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+/// A token with its log probability, and the `count` likeliest tokens with theirs. `weights` is memory to work in.
+fn described(logits: &[f32], token: u32, count: u8, weights: &mut Vec<f32>) -> Sampled {
     let (_, maximum) = likeliest(logits);
-    let mut weights = vec![0.0; logits.len()];
-    softmax_weights(logits, maximum, 1.0, &mut weights);
+    weights.resize(logits.len(), 0.0);
+    softmax_weights(logits, maximum, 1.0, weights);
     let log_sum = libm::log(weights.iter().map(|&weight| f64::from(weight)).sum());
     let logprob = |logit: f32| (f64::from(logit) - f64::from(maximum) - log_sum) as f32;
-    let mut order = candidates(logits);
-    let count = usize::from(count.min(MAX_TOP_LOGPROBS)).min(order.len());
-    sort_first(&mut order, count);
+    let order = likeliest_of(candidates(logits), usize::from(count.min(MAX_TOP_LOGPROBS)));
     Sampled {
         token,
         logprob: logits.get(token as usize).map(|&logit| logprob(logit)),
-        top: order[..count].iter().map(|&(logit, id)| (id, logprob(logit))).collect(),
+        top: order.into_iter().map(|(logit, id)| (id, logprob(logit))).collect(),
     }
 }
 
@@ -92,7 +109,8 @@ const OF_A_THREAD: usize = 8;
 /// vocabulary, so threads share the work.
 fn all_described(wanted: &[(&[f32], u32, u8)]) -> Vec<Sampled> {
     let describe = |part: &[(&[f32], u32, u8)]| -> Vec<Sampled> {
-        part.iter().map(|(logits, token, top)| described(logits, *token, *top)).collect()
+        let mut weights = Vec::new();
+        part.iter().map(|(logits, token, top)| described(logits, *token, *top, &mut weights)).collect()
     };
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(DESCRIBING);
     let part = wanted.len().div_ceil(threads).max(OF_A_THREAD);
@@ -164,10 +182,10 @@ pub(crate) fn draw_from(
 }
 
 /// Draws a token from the final logits.
-fn choose(logits: &[f32], sampling: &Sampling, position: u64) -> u32 {
+fn choose(logits: &[f32], sampling: &Sampling, position: u64, weights: &mut Vec<f32>) -> u32 {
     let (likeliest, maximum) = likeliest(logits);
     if sampling.temperature > 0.0 && maximum.is_finite() {
-        draw(logits, maximum, sampling, uniform(sampling.seed, position)).unwrap_or(likeliest)
+        draw(logits, maximum, sampling, uniform(sampling.seed, position), weights).unwrap_or(likeliest)
     } else {
         likeliest
     }
@@ -184,43 +202,48 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
     best
 }
 
-fn draw(logits: &[f32], maximum: f32, sampling: &Sampling, uniform: f64) -> Option<u32> {
-    let weigh = |logits: &[f32]| {
-        let mut weights = vec![0.0; logits.len()];
-        softmax_weights(logits, maximum, sampling.temperature, &mut weights);
-        weights
-    };
+/// Draws a token. `memory` is memory for weights to work in.
+fn draw(
+    logits: &[f32],
+    maximum: f32,
+    sampling: &Sampling,
+    uniform: f64,
+    memory: &mut Vec<f32>,
+) -> Option<u32> {
     let least = sampling.min_p;
+    let weights = (least > 0.0 || sampling.top_k == 0).then(|| {
+        memory.resize(logits.len(), 0.0);
+        softmax_weights(logits, maximum, sampling.temperature, memory);
+        &memory[..]
+    });
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
-        let weights = weigh(logits);
         // The likeliest token has weight 1, so a weight is already relative to it.
-        return pick((0..).zip(weights).filter(|(_, weight)| *weight >= least), uniform);
+        let all = (0..).zip(weights?.iter().copied());
+        return pick(all.filter(|(_, weight)| *weight >= least), uniform);
     }
-    let mut order = candidates(logits);
-    if least > 0.0 {
-        let weights = weigh(logits);
-        order.retain(|(_, id)| weights[*id as usize] >= least);
-    }
+    let limits = weights.filter(|_weights| least > 0.0);
+    let passes = |id: u32| limits.is_none_or(|weights| weights[id as usize] >= least);
+    let passing = || candidates(logits).filter(|(_, id)| passes(*id));
+    let mut most = if limits.is_some() { passing().count() } else { logits.len() };
     let mut total = 0.0;
     if sampling.top_k > 0 {
-        let kept = order.len().min(sampling.top_k as usize);
-        sort_first(&mut order, kept);
-        order.truncate(kept);
-    } else {
-        let weights = weigh(logits).into_iter().filter(|weight| *weight >= least);
-        total = weights.map(f64::from).sum();
+        most = most.min(sampling.top_k as usize);
+    } else if let Some(weights) = weights {
+        total = weights.iter().filter(|weight| **weight >= least).map(|weight| f64::from(*weight)).sum();
     }
-    // From here on, `order[..sorted]` is sorted, and `weighed` has its weights.
-    let mut sorted = 0;
+    // The likeliest tokens, best first, with their weights.
     let mut weighed: Vec<(u32, f32)> = Vec::new();
     let mut share = 0.0;
     let mut kept = None;
-    while sorted < order.len() && kept.is_none() {
-        // A nucleus is usually small, so the loop sorts a few candidates, and more only if these do not reach `top_p`.
-        let next = if sampling.top_k > 0 { order.len() } else { (sorted * 8).max(64).min(order.len()) };
-        sort_first(&mut order[sorted..], next - sorted);
-        let chunk: Vec<f32> = order[sorted..next].iter().map(|&(logit, _)| logit).collect();
-        weighed.extend(order[sorted..next].iter().map(|&(_, id)| id).zip(weigh(&chunk)));
+    while weighed.len() < most && kept.is_none() {
+        // A nucleus is usually small, so the loop looks for a few tokens, and for more only if these do not reach `top_p`.
+        let sorted = weighed.len();
+        let next = if sampling.top_k > 0 { most } else { (sorted * 8).max(64).min(most) };
+        let order = likeliest_of(passing(), next);
+        let chunk: Vec<f32> = order[sorted..].iter().map(|&(logit, _)| logit).collect();
+        let mut weights = vec![0.0; chunk.len()];
+        softmax_weights(&chunk, maximum, sampling.temperature, &mut weights);
+        weighed.extend(order[sorted..].iter().map(|&(_, id)| id).zip(weights));
         if sampling.top_k > 0 {
             total = weighed.iter().map(|&(_, weight)| f64::from(weight)).sum();
         }
@@ -231,7 +254,6 @@ fn draw(logits: &[f32], maximum: f32, sampling: &Sampling, uniform: f64) -> Opti
                 break;
             }
         }
-        sorted = next;
     }
     weighed.truncate(kept.unwrap_or(weighed.len()));
     pick(weighed.into_iter(), uniform)
@@ -254,19 +276,38 @@ fn pick(candidates: impl Iterator<Item = (u32, f32)> + Clone, uniform: f64) -> O
     last
 }
 
-fn candidates(logits: &[f32]) -> Vec<(f32, u32)> {
+/// All tokens with their logits, in the order of their ids.
+fn candidates(logits: &[f32]) -> impl Iterator<Item = (f32, u32)> {
     let number = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
-    logits.iter().map(|&logit| number(logit)).zip(0..).collect()
+    logits.iter().map(move |&logit| number(logit)).zip(0..)
 }
 
-/// Brings the `count` likeliest to the front, in order.
-fn sort_first(order: &mut [(f32, u32)], count: usize) {
+/// The `count` likeliest of some tokens, which are in the order of their ids: best first, and the lowest id first among equals.
+///
+/// Looks at most tokens once: those that are less likely than `count` others seen so far.
+fn likeliest_of(tokens: impl Iterator<Item = (f32, u32)>, count: usize) -> Vec<(f32, u32)> {
     let likelier =
         |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1));
-    if count > 0 && count < order.len() {
-        order.select_nth_unstable_by(count - 1, likelier);
+    if count == 0 {
+        return Vec::new();
     }
-    order[..count].sort_unstable_by(likelier);
+    let mut best: Vec<(f32, u32)> = Vec::new();
+    // The logit of the last of `count` tokens that are all at least as likely.
+    let mut least = None;
+    for token in tokens {
+        if least.is_some_and(|least| token.0 <= least) {
+            continue;
+        }
+        best.push(token);
+        if best.len() >= 2 * count {
+            let (_, last, _) = best.select_nth_unstable_by(count - 1, likelier);
+            least = Some(last.0);
+            best.truncate(count);
+        }
+    }
+    best.sort_unstable_by(likelier);
+    best.truncate(count);
+    best
 }
 
 /// A number in [0, 1) that depends on (seed, position) alone: SplitMix64 (Steele, Lea, Flood 2014), mixed once per input.
@@ -385,6 +426,31 @@ mod tests {
                 (4, vec![], None),
             ]
         );
+    }
+
+    #[test]
+    fn the_likeliest_are_those_of_a_whole_sort() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..2000 {
+            // Few different logits, so that many are equal.
+            let kinds = random.u32(1..40);
+            let logits: Vec<f32> = (0..random.usize(0..200))
+                .map(|_| match random.u32(0..kinds) {
+                    0 => f32::NAN,
+                    1 => f32::NEG_INFINITY,
+                    2 => -0.0,
+                    kind => kind as f32 - 3.0,
+                })
+                .collect();
+            let mut sorted: Vec<(f32, u32)> = candidates(&logits).collect();
+            sorted.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap().then(a.1.cmp(&b.1)));
+            for count in [0, 1, 3, 20, 64, 500] {
+                let found = likeliest_of(candidates(&logits), count);
+                assert_eq!(found, sorted[..count.min(sorted.len())], "{count} of {logits:?}");
+            }
+        }
     }
 
     #[test]

@@ -71,28 +71,29 @@ fn penalize(logits: &mut [f32], shaping: &Shaping, draw: &Draw) {
     if presence_penalty == 0.0 && frequency_penalty == 0.0 && !shaping.reads_prompt() {
         return;
     }
-    // How often the answer has each token.
-    let mut counts = vec![0_u32; logits.len()];
-    for token in &draw.output {
-        if let Some(count) = counts.get_mut(*token as usize) {
-            *count += 1;
-        }
-    }
+    let answer = sorted(&draw.output);
     if shaping.reads_prompt() {
-        let mut seen: Vec<bool> = counts.iter().map(|count| *count > 0).collect();
-        for token in &draw.prompt {
-            if let Some(seen) = seen.get_mut(*token as usize) {
-                *seen = true;
-            }
-        }
-        for (logit, _) in logits.iter_mut().zip(seen).filter(|(_, seen)| *seen) {
+        let mut seen = sorted(&draw.prompt);
+        seen.extend_from_slice(&answer);
+        seen.sort_unstable();
+        seen.dedup();
+        for token in seen {
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
             *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
         }
     }
-    for (logit, count) in logits.iter_mut().zip(counts).filter(|(_, count)| *count > 0) {
-        *logit -= frequency_penalty * count as f32;
+    for same in answer.chunk_by(|one, other| one == other) {
+        let Some(logit) = logits.get_mut(same[0] as usize) else { continue };
+        *logit -= frequency_penalty * same.len() as f32;
         *logit -= presence_penalty;
     }
+}
+
+/// These tokens in order. There are far fewer than the vocabulary has.
+fn sorted(tokens: &[u32]) -> Vec<u32> {
+    let mut sorted = tokens.to_vec();
+    sorted.sort_unstable();
+    sorted
 }
 
 #[cfg(test)]
