@@ -141,6 +141,19 @@ fn a_preempted_request_goes_on_behind_what_the_cache_has_of_it() {
 }
 
 #[test]
+fn others_with_the_same_prompt_do_not_wait_for_it() {
+    let mut leg = Leg::with(Config { chunk_tokens: 1000, max_tokens: 1000, ..config(Role::Aggregated, 300) });
+    let prompt = tokens(0..400);
+    leg.send(scoring(&leg, 1, &prompt));
+    leg.submit(2, &prompt, 1);
+    leg.compute();
+    let batch = leg.batch.as_ref().unwrap();
+    assert!(batch.sequences.iter().any(|sequence| sequence.room == Room(2)), "it computes the prompt itself");
+    leg.compute_all();
+    leg.at_rest();
+}
+
+#[test]
 fn decode_refuses_and_prefill_sends_nothing_of_such_a_request() {
     let mut decode = Leg::with(config(Role::Decode, 64));
     decode.send(Request { prefill: peer(host_sim::PEER), ..scoring(&decode, 1, &tokens(0..9)) });
